@@ -1,0 +1,122 @@
+"""How many K/V blocks the device holds: measured on a GPU, given on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.batch import Batch, SamplingBatch
+from engine.kv_cache import KVCache, KVCacheShape
+from engine.model_runner import ModelRunner
+from engine.models.decoder import Decoder
+from engine.request import Sampling
+from engine.scheduler import Limits
+
+GPU_RESERVE_BYTES = 1 << 30
+"""Left free on a GPU: the allocator's rounding, the driver's own growth, kernels loaded later."""
+CPU_POOL_BYTES = 1 << 30
+
+
+class OutOfMemoryError(RuntimeError):
+    """The device cannot hold the model and a useful block pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the device's memory goes, in bytes.
+
+    `activations` is the peak of a full-size step above the weights, through the real sampler;
+    `others` was taken before this process began. On a CPU only `weights` and `pool` are known.
+    """
+
+    weights: int
+    activations: int
+    graphs: int
+    pool: int
+    reserve: int
+    others: int
+    num_blocks: int
+
+    def __str__(self) -> str:
+        parts = ("weights", "activations", "graphs", "pool", "reserve", "others")
+        sizes = ", ".join(f"{part} {getattr(self, part) / 2**30:.2f} GiB" for part in parts)
+        return f"{sizes}: {self.num_blocks} blocks"
+
+
+def plan_memory(
+    model: Decoder, shape: KVCacheShape, limits: Limits, sampling: Sampling, *, kv_memory: int | None
+) -> MemoryPlan:
+    """Size the block pool for `model`, whose weights are loaded.
+
+    On a GPU the pool gets what is free now less the measured peak of a full-size step and a reserve;
+    on a CPU `CPU_POOL_BYTES`. `kv_memory` (bytes) is taken as given instead. Raises OutOfMemoryError
+    if not even one block fits or, on a GPU, if `kv_memory` is more than there is.
+    """
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    device = next(model.parameters()).device
+    if device.type == "cuda":
+        activations = _measure_activations(model, shape, limits, sampling)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        reserve = GPU_RESERVE_BYTES
+        others = total - free - torch.cuda.memory_allocated(device)
+        room = free - activations - reserve
+    else:
+        activations = reserve = others = 0
+        room = CPU_POOL_BYTES if kv_memory is None else kv_memory
+    pool = room if kv_memory is None else kv_memory
+    if pool > room:
+        raise OutOfMemoryError(
+            f"engine.kv_memory is {pool} bytes, and {max(room, 0)} are left beside weights ({weights}), "
+            f"activations ({activations}), reserve ({reserve}) and other programs ({others}): lower it or leave it auto"
+        )
+    num_blocks = pool // shape.block_bytes
+    if num_blocks < 1:
+        raise OutOfMemoryError(
+            f"{max(pool, 0)} bytes are left for the K/V pool, and one block takes {shape.block_bytes}: "
+            "use a smaller model, engine.max_batch_tokens or engine.block_size, or raise engine.kv_memory"
+        )
+    return MemoryPlan(weights, activations, 0, num_blocks * shape.block_bytes, reserve, others, num_blocks)
+
+
+def _measure_activations(model: Decoder, shape: KVCacheShape, limits: Limits, sampling: Sampling) -> int:
+    """Peak bytes above the weights while the largest step runs; it compiles the kernels on the way."""
+    device = next(model.parameters()).device
+    batch = _largest_batch(shape.block_size, limits, sampling)
+    cache = KVCache(shape, 1, device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    ModelRunner(model, cache).execute(batch)
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _largest_batch(block_size: int, limits: Limits, sampling: Sampling) -> Batch:
+    """`max_batch_tokens` tokens of `max_seqs` sequences, all in one block: what they say does not matter."""
+    rows = limits.max_seqs
+    counts = np.full(rows, min(limits.max_batch_tokens // rows, limits.max_model_len), np.int64)
+    query_start = np.concatenate(([0], np.cumsum(counts)))
+    positions = np.arange(query_start[-1]) - np.repeat(query_start[:-1], counts)
+    return Batch(
+        token_ids=np.zeros(len(positions), np.int32),
+        positions=positions,
+        slot_mapping=positions % block_size,
+        query_start=query_start.astype(np.int32),
+        context_lens=counts.astype(np.int32),
+        block_tables=np.zeros((rows, -(-int(counts[0]) // block_size)), np.int32),
+        num_decodes=rows if counts[0] == 1 else 0,
+        sampled_tokens=query_start[1:] - 1,
+        sampling=SamplingBatch(
+            temperature=np.full(rows, sampling.temperature, np.float32),
+            top_p=np.full(rows, sampling.top_p, np.float32),
+            top_k=np.full(rows, sampling.top_k, np.int32),
+            min_p=np.full(rows, sampling.min_p, np.float32),
+            seed=np.zeros(rows, np.int64),
+            row_id=np.arange(rows, dtype=np.int64),
+            sample=np.zeros(rows, np.int64),
+            position=counts,
+            suppressed=np.empty((0, 2), np.int64),
+        ),
+    )

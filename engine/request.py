@@ -1,0 +1,66 @@
+"""What goes into the engine and what comes out of it: one request, one completion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+TokenIds = npt.NDArray[np.int32]
+FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the tokens of one request are chosen and when it ends.
+
+    `temperature` 0 is greedy. `top_p` 1, `top_k` 0 and `min_p` 0 filter nothing. `stop` holds texts
+    that end the row when they appear in its output; they are cut off. `min_tokens` holds back end
+    tokens, stop ids and stop strings. The noise of a draw is a function of (`seed`, row, sample,
+    position) alone.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 256
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to complete.
+
+    `row_id` is the row's ordinal in the whole source; `token_ids` is int32 [prompt tokens].
+    """
+
+    row_id: int
+    token_ids: TokenIds
+    sampling: Sampling
+    sample: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The end of one request.
+
+    `token_ids` is int32 [output tokens], the end or stop token included. `stop_at` is the number of
+    characters of the decoded output before a stop string, None where no stop string ended it.
+    `error` is set if and only if `finish_reason` is "error".
+    """
+
+    row_id: int
+    sample: int
+    token_ids: TokenIds
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    error: str | None = None
+    stop_at: int | None = None

@@ -1,0 +1,258 @@
+"""Which tokens are computed next: continuing, admitting and preempting sequences in units of blocks."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.admission import Admission
+from engine.block_pool import BlockPool, Blocks
+from engine.prefix_index import BlockState, PrefixIndex
+from engine.sequence import Sequence, SequenceTable, Slots
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a step and a sequence may take: sequences, tokens a step, tokens a sequence.
+
+    Raises ValueError where a step could not hold one token of every sequence.
+    """
+
+    max_seqs: int
+    max_batch_tokens: int
+    max_model_len: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_seqs <= self.max_batch_tokens:
+            raise ValueError(
+                f"max_seqs {self.max_seqs} must lie between 1 and max_batch_tokens {self.max_batch_tokens}: "
+                "a step computes a token of every running sequence"
+            )
+        if self.max_model_len < 2:
+            raise ValueError(
+                f"max_model_len {self.max_model_len} leaves no room for a prompt token and an output token"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A sequence that a step started, and what was known of it before."""
+
+    sequence: Sequence
+    cached_tokens: int | None
+    computed_before: int
+
+
+@dataclass(slots=True)
+class Schedule:
+    """One step: the next `counts` tokens of `slots` (single-token sequences first), and what that means."""
+
+    slots: Slots
+    counts: Counts
+    preemptions: int
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    recomputed_tokens: int = 0
+    cached_tokens: int = 0
+    inflight_hit_tokens: int = 0
+    slack_tokens: int = 0
+    admitted: list[Admitted] = field(default_factory=list)
+
+
+class Scheduler:
+    """Keeps running sequences fed with blocks and admits waiting ones in order.
+
+    There is no prefill or decode phase: every running sequence computes its known but uncomputed
+    tokens, one when it decodes and a chunk of its prompt otherwise, under one token budget.
+    Preemption takes the sequence admitted last, before anything of the step is scheduled; a sequence
+    whose blocks others count on in this step therefore cannot be preempted in it.
+    """
+
+    def __init__(
+        self, table: SequenceTable, pool: BlockPool, index: PrefixIndex, limits: Limits, *, prefix_cache: bool = True
+    ) -> None:
+        self.waiting: deque[Sequence] = deque()
+        self._table = table
+        self._pool = pool
+        self._index = index
+        self._limits = limits
+        self._prefix_cache = prefix_cache
+        self._admission = Admission.for_pool(pool.total)
+        self._block_size = index.block_size
+        self._filling: list[Blocks] = []  # blocks that the scheduled step fills
+
+    def schedule(self) -> Schedule | None:
+        """Plan the next step, taking and giving back blocks for it; None if nothing runs or can start."""
+        preemptions = self._make_room()
+        step = Schedule(*self._continue_running(), preemptions=preemptions)
+        self._account(step, step.slots, step.counts)
+        if not preemptions:
+            self._admit_waiting(step)
+        if not len(step.slots):
+            return None
+        self._put_decodes_first(step)
+        running = self._table.running
+        step.slack_tokens = int(
+            np.sum(self._table.num_blocks[running] * self._block_size - self._table.num_tokens[running])
+        )
+        return step
+
+    def settle(self, step: Schedule) -> None:
+        """Record that the step's tokens have their K/V."""
+        self._table.num_computed[step.slots] += step.counts
+        for blocks in self._filling:
+            self._index.mark(blocks, BlockState.FILLING, BlockState.WRITTEN)
+        self._filling.clear()
+
+    def abandon(self, step: Schedule) -> None:
+        """Put every running sequence back, as if none of the scheduled step had happened."""
+        self.preempt_all()
+        for admitted in step.admitted:  # its hits are counted when it is admitted again
+            admitted.sequence.cached_tokens = admitted.cached_tokens
+            admitted.sequence.computed_before = admitted.computed_before
+        self._filling.clear()
+
+    def preempt_all(self) -> None:
+        """Put every running sequence back; latest first: what follows an unwritten block leaves the index before it."""
+        for slot in self._table.running[::-1].tolist():
+            self._preempt(slot)
+
+    def finish(self, slot: int) -> Sequence:
+        """Take a sequence out for good and give back its blocks."""
+        held = self._table.held_blocks(slot)
+        if len(self._table.sequence(slot).output):  # it was preempted: its generated blocks are indexed
+            self._forget_generated(held[self._table.prompt_tokens[slot] // self._block_size :])
+        self._pool.release(held)
+        return self._table.remove(slot)
+
+    def _make_room(self) -> int:
+        """Give every sequence a block for its next token, preempting the latest until it works."""
+        preemptions = 0
+        while len(short := self._short_of_a_block()) > self._pool.available:
+            self._preempt(int(self._table.running[-1]))
+            preemptions += 1
+        self._table.append_block(short, self._pool.allocate(len(short)))
+        return preemptions
+
+    def _short_of_a_block(self) -> Slots:
+        running = self._table.running
+        return running[self._table.num_tokens[running] > self._table.num_blocks[running] * self._block_size]
+
+    def _preempt(self, slot: int) -> None:
+        """Take a running sequence's blocks; it goes first in line and computes again what is not cached by then."""
+        table = self._table
+        held = table.held_blocks(slot)
+        if self._prefix_cache:
+            self._index_generated(slot, held)
+        self._pool.release(held)
+        self.waiting.appendleft(table.remove(slot))
+
+    def _index_generated(self, slot: int, held: Blocks) -> None:
+        """Let the sequence find what it generated, unless another block stands for part of its prompt."""
+        start = int(self._table.prompt_tokens[slot]) // self._block_size
+        if start and self._index.state(int(held[start - 1])) is BlockState.UNINDEXED:
+            return
+        end = int(self._table.num_computed[slot]) // self._block_size
+        self._index.insert(self._table.tokens[slot], held, start, end, BlockState.WRITTEN)
+
+    def _forget_generated(self, generated: Blocks) -> None:
+        for block in generated[::-1].tolist():
+            if self._pool.references(block) == 1 and self._index.is_leaf(block):
+                self._index.remove(block)
+
+    def _continue_running(self) -> tuple[Slots, Counts]:
+        """One token for each decoding sequence, then prompt chunks in order of admission while tokens are left."""
+        running = self._table.running
+        counts = self._table.num_tokens[running] - self._table.num_computed[running]
+        budget = self._limits.max_batch_tokens - int(np.count_nonzero(counts == 1))
+        for position in np.flatnonzero(counts > 1):
+            counts[position] = min(int(counts[position]), budget)
+            budget -= int(counts[position])
+        scheduled = counts > 0
+        slots, counts = running[scheduled], counts[scheduled]
+        in_prompt = self._table.num_computed[slots] < self._table.prompt_tokens[slots]
+        for slot, count in zip(slots[in_prompt].tolist(), counts[in_prompt].tolist(), strict=True):
+            self._mark_filling(slot, count)
+        return slots, counts
+
+    def _admit_waiting(self, step: Schedule) -> None:
+        budget = self._limits.max_batch_tokens - int(step.counts.sum())
+        slots: list[int] = []
+        counts: list[int] = []
+        while self.waiting and budget and len(self._table) < self._limits.max_seqs:
+            slot = self._try_admit(self.waiting[0], step)
+            if slot is None:
+                break
+            self.waiting.popleft()
+            count = min(int(self._table.num_tokens[slot] - self._table.num_computed[slot]), budget)
+            self._mark_filling(slot, count)
+            slots.append(slot)
+            counts.append(count)
+            budget -= count
+        admitted, admitted_counts = np.array(slots, np.int64), np.array(counts, np.int64)
+        self._account(step, admitted, admitted_counts)
+        step.slots = np.concatenate((step.slots, admitted))
+        step.counts = np.concatenate((step.counts, admitted_counts))
+
+    def _try_admit(self, sequence: Sequence, step: Schedule) -> int | None:
+        """Start a sequence if its blocks are there; its slot, or None if it must wait."""
+        tokens, size = sequence.tokens, self._block_size
+        # At least one token is computed, so that there is something to sample from.
+        matched = self._index.match(tokens, (len(tokens) - 1) // size) if self._prefix_cache else []
+        if self._index.in_state(matched, BlockState.PENDING):
+            return None  # another sequence is about to fill this block: share it then
+        needed = -(-len(tokens) // size) - len(matched)
+        if not self._admission.allows(
+            needed=needed + self._pool.unreferenced(matched),
+            available=self._pool.available,
+            running=len(self._table),
+        ):
+            return None
+        self._pool.acquire(matched)
+        blocks = np.concatenate((np.array(matched, np.int32), self._pool.allocate(needed)))
+        self._count_hits(sequence, matched, step)
+        prompt = len(sequence.request.token_ids)
+        limit = min(prompt + sequence.request.sampling.max_tokens, self._limits.max_model_len)
+        slot = self._table.admit(sequence, blocks, len(matched) * size, limit)
+        if self._prefix_cache:
+            self._index.insert(tokens, blocks, len(matched), prompt // size, BlockState.PENDING)
+        return slot
+
+    def _count_hits(self, sequence: Sequence, matched: list[int], step: Schedule) -> None:
+        """Count prompt tokens that are in the cache and were never computed for this sequence before."""
+        found = len(matched) * self._block_size
+        new = max(0, min(found, len(sequence.request.token_ids)) - sequence.computed_before)
+        filling = self._index.in_state(matched, BlockState.FILLING) * self._block_size
+        step.admitted.append(Admitted(sequence, sequence.cached_tokens, sequence.computed_before))
+        step.cached_tokens += new
+        step.inflight_hit_tokens += min(new, filling)
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = found
+        sequence.computed_before = max(sequence.computed_before, found)
+
+    def _mark_filling(self, slot: int, count: int) -> None:
+        """Note the blocks that the next `count` tokens of a sequence complete."""
+        start = int(self._table.num_computed[slot])
+        blocks = self._table.blocks[slot, start // self._block_size : (start + count) // self._block_size]
+        self._index.mark(blocks, BlockState.PENDING, BlockState.FILLING)
+        self._filling.append(blocks)
+
+    def _account(self, step: Schedule, slots: Slots, counts: Counts) -> None:
+        """Split the tokens of `slots` into prefill, of it recomputed, and decode."""
+        start = self._table.num_computed[slots]
+        end = start + counts
+        before = self._table.computed_before[slots]
+        prefill_end = np.maximum(self._table.prompt_tokens[slots], before)
+        prefill = int(np.maximum(np.minimum(end, prefill_end) - start, 0).sum())
+        step.prefill_tokens += prefill
+        step.recomputed_tokens += int(np.maximum(np.minimum(end, before) - start, 0).sum())
+        step.decode_tokens += int(counts.sum()) - prefill
+
+    def _put_decodes_first(self, step: Schedule) -> None:
+        order = np.argsort(step.counts > 1, kind="stable")
+        step.slots, step.counts = step.slots[order], step.counts[order]

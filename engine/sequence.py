@@ -1,0 +1,149 @@
+"""The running sequences as arrays: one slot each, so that a step's host work is array work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.request import Request, Sampling, TokenIds
+from engine.stop_strings import StopMatcher
+
+Slots = npt.NDArray[np.int64]
+NO_TOKEN = -1  # pads the table of stop ids; no vocabulary has it
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One request on its way through the engine, waiting or running.
+
+    `output` holds the tokens generated before a preemption; while the sequence runs they are in the
+    table. `computed_before` counts the leading tokens whose K/V this sequence computed or found at
+    least once, so that computing them again is known as recomputation.
+    """
+
+    request: Request
+    output: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))
+    computed_before: int = 0
+    cached_tokens: int | None = None  # at the first admission
+    stop_matcher: StopMatcher | None = None
+
+    @property
+    def tokens(self) -> TokenIds:
+        """Prompt and output, int32; meaningful while the sequence waits."""
+        if not len(self.output):
+            return self.request.token_ids
+        return np.concatenate((self.request.token_ids, self.output))
+
+
+class SequenceTable:
+    """State of up to `max_seqs` running sequences, indexed by slot.
+
+    `tokens` int32 [max_seqs, max_model_len] and `blocks` int32 [max_seqs, max_blocks] are touched only
+    as far as sequences reach (untouched pages of zeroed memory cost nothing). `num_computed` tokens of
+    the `num_tokens` known ones have K/V. A sequence ends by length at `token_limit` tokens, and by a
+    token of its `stop_ids`: its own and, unless it ignores them, the model's `end_token_ids`.
+    """
+
+    def __init__(
+        self, max_seqs: int, max_model_len: int, block_size: int, end_token_ids: tuple[int, ...] = ()
+    ) -> None:
+        self.max_seqs = max_seqs
+        self.end_token_ids = end_token_ids
+        self.block_size = block_size
+        self.sequences: list[Sequence | None] = [None] * max_seqs
+        self.tokens: npt.NDArray[np.int32] = np.zeros((max_seqs, max_model_len), np.int32)
+        self.blocks: npt.NDArray[np.int32] = np.zeros((max_seqs, -(-max_model_len // block_size)), np.int32)
+        self.num_blocks: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
+        self.num_tokens: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
+        self.num_computed: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
+        self.prompt_tokens: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
+        self.computed_before: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
+        self.token_limit: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
+        self.min_total: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)  # no stop below this many tokens
+        self.has_stop_strings: npt.NDArray[np.bool_] = np.zeros(max_seqs, np.bool_)
+        self.stop_ids: npt.NDArray[np.int32] = np.full((max_seqs, 4), NO_TOKEN, np.int32)
+        self.temperature: npt.NDArray[np.float32] = np.zeros(max_seqs, np.float32)
+        self.top_p: npt.NDArray[np.float32] = np.ones(max_seqs, np.float32)
+        self.top_k: npt.NDArray[np.int32] = np.zeros(max_seqs, np.int32)
+        self.min_p: npt.NDArray[np.float32] = np.zeros(max_seqs, np.float32)
+        self.seed: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
+        self.row_id: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
+        self.sample: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
+        self.running: Slots = np.empty(0, np.int64)  # in order of admission
+        self._free_slots = list(range(max_seqs - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self.running)
+
+    def sequence(self, slot: int) -> Sequence:
+        """The sequence that runs in `slot`; a free slot is a KeyError."""
+        sequence = self.sequences[slot]
+        if sequence is None:
+            raise KeyError(slot)
+        return sequence
+
+    def admit(self, sequence: Sequence, blocks: npt.NDArray[np.int32], computed: int, token_limit: int) -> int:
+        """Give a sequence a slot; its first `computed` tokens already have K/V in `blocks`."""
+        slot = self._free_slots.pop()
+        request, tokens = sequence.request, sequence.tokens
+        self.sequences[slot] = sequence
+        self.tokens[slot, : len(tokens)] = tokens
+        self.blocks[slot, : len(blocks)] = blocks
+        self.num_blocks[slot] = len(blocks)
+        self.num_tokens[slot] = len(tokens)
+        self.num_computed[slot] = computed
+        self.prompt_tokens[slot] = len(request.token_ids)
+        self.computed_before[slot] = sequence.computed_before
+        self.token_limit[slot] = token_limit
+        self.row_id[slot] = request.row_id
+        self.sample[slot] = request.sample
+        self._set_sampling(slot, request.sampling)
+        self.running = np.append(self.running, slot)
+        return slot
+
+    def remove(self, slot: int) -> Sequence:
+        """Free a slot and return its sequence, its output taken out of the table."""
+        sequence = self.sequence(slot)
+        sequence.output = self.output(slot)
+        sequence.computed_before = max(sequence.computed_before, int(self.num_computed[slot]))
+        self.sequences[slot] = None
+        self.running = self.running[self.running != slot]
+        self._free_slots.append(slot)
+        return sequence
+
+    def output(self, slot: int) -> TokenIds:
+        """A copy of the tokens generated so far, int32."""
+        return self.tokens[slot, self.prompt_tokens[slot] : self.num_tokens[slot]].copy()
+
+    def held_blocks(self, slot: int) -> npt.NDArray[np.int32]:
+        """The block table of a slot, as far as it is used; int32, a view."""
+        return self.blocks[slot, : self.num_blocks[slot]]
+
+    def append_block(self, slots: Slots, blocks: npt.NDArray[np.int32]) -> None:
+        """Append one block to each of `slots`."""
+        self.blocks[slots, self.num_blocks[slots]] = blocks
+        self.num_blocks[slots] += 1
+
+    def append_token(self, slots: Slots, token_ids: npt.NDArray[np.int32]) -> None:
+        """Append one sampled token to each of `slots`."""
+        self.tokens[slots, self.num_tokens[slots]] = token_ids
+        self.num_tokens[slots] += 1
+
+    def _set_sampling(self, slot: int, sampling: Sampling) -> None:
+        self.temperature[slot] = sampling.temperature
+        self.top_p[slot] = sampling.top_p
+        self.top_k[slot] = sampling.top_k
+        self.min_p[slot] = sampling.min_p
+        self.seed[slot] = sampling.seed
+        self.min_total[slot] = self.prompt_tokens[slot] + sampling.min_tokens
+        self.has_stop_strings[slot] = bool(sampling.stop)
+        self._set_stop_ids(slot, sampling.stop_token_ids + (() if sampling.ignore_eos else self.end_token_ids))
+
+    def _set_stop_ids(self, slot: int, stop_ids: tuple[int, ...]) -> None:
+        missing = len(stop_ids) - self.stop_ids.shape[1]
+        if missing > 0:
+            self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, missing)), constant_values=NO_TOKEN)
+        self.stop_ids[slot] = NO_TOKEN
+        self.stop_ids[slot, : len(stop_ids)] = stop_ids

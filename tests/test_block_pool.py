@@ -1,0 +1,91 @@
+"""Reference counts, and which block is given next."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.block_pool import BlockPool, OutOfBlocksError
+from engine.prefix_index import BlockState, PrefixIndex
+
+
+def make_pool(num_blocks: int) -> tuple[BlockPool, PrefixIndex]:
+    index = PrefixIndex(num_blocks, 2)
+    return BlockPool(num_blocks, index), index
+
+
+def counts(pool: BlockPool) -> tuple[int, int, int]:
+    pool.check()
+    return pool.live, pool.cached, pool.free
+
+
+def hold(pool: BlockPool, index: PrefixIndex, *content: int) -> np.ndarray:
+    """Blocks of a sequence, all full, written and indexed."""
+    blocks = pool.allocate(len(content) // 2)
+    index.insert(np.array(content, np.int32), blocks.tolist(), 0, len(blocks), BlockState.WRITTEN)
+    return blocks
+
+
+def test_blocks_without_content_worth_keeping_become_free() -> None:
+    pool, _ = make_pool(4)
+    blocks = pool.allocate(3)
+    assert counts(pool) == (3, 0, 1)
+    pool.release(blocks)
+    assert counts(pool) == (0, 0, 4)
+
+
+def test_written_indexed_blocks_stay_cached_until_their_place_is_needed() -> None:
+    pool, index = make_pool(4)
+    pool.release(hold(pool, index, 1, 2, 3, 4))
+    assert counts(pool) == (0, 2, 2)
+    pool.allocate(3)
+    assert counts(pool) == (3, 1, 0)
+    assert pool.evictions == 1
+    assert len(index.match(np.array([1, 2, 3, 4], np.int32), 2)) == 1
+
+
+def test_the_tail_of_a_sequence_is_evicted_before_its_head() -> None:
+    # trap 7
+    pool, index = make_pool(3)
+    blocks = hold(pool, index, 1, 2, 3, 4, 5, 6)
+    pool.release(blocks)
+    pool.allocate(1)
+    assert index.match(np.array([1, 2, 3, 4, 5, 6], np.int32), 3) == blocks[:2].tolist()
+
+
+def test_a_shared_block_lives_until_its_last_holder_lets_go() -> None:
+    pool, index = make_pool(3)
+    blocks = hold(pool, index, 1, 2)
+    pool.acquire(blocks.tolist())
+    pool.release(blocks)
+    assert counts(pool) == (1, 0, 2)
+    pool.release(blocks)
+    assert counts(pool) == (0, 1, 2)
+    pool.acquire(blocks.tolist())
+    assert counts(pool) == (1, 0, 2)
+
+
+def test_an_indexed_block_that_nobody_filled_is_forgotten() -> None:
+    pool, index = make_pool(3)
+    blocks = pool.allocate(2)
+    index.insert(np.array([1, 2, 3, 4], np.int32), blocks.tolist(), 0, 2, BlockState.PENDING)
+    pool.release(blocks)
+    assert counts(pool) == (0, 0, 3)
+    assert len(index) == 0
+
+
+def test_releasing_twice_is_an_error_and_changes_nothing() -> None:
+    # trap 9
+    pool, _ = make_pool(3)
+    blocks = pool.allocate(2)
+    pool.release(blocks)
+    with pytest.raises(AssertionError, match="released more often than held"):
+        pool.release(blocks)
+    assert counts(pool) == (0, 0, 3)
+
+
+def test_asking_for_more_than_there_is_takes_nothing() -> None:
+    pool, _ = make_pool(3)
+    with pytest.raises(OutOfBlocksError, match="4 blocks asked for, 3 free and 0 cached of 3"):
+        pool.allocate(4)
+    assert counts(pool) == (0, 0, 3)
