@@ -8,6 +8,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 import torch
 
+torch.set_num_threads(1)  # the models are tiny: a second thread only costs
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -1,0 +1,166 @@
+"""From a model folder to an engine that is ready to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.engine import Engine
+from engine.kv_cache import KVCache, KVCacheShape
+from engine.memory_plan import MemoryPlan, plan_memory
+from engine.model_runner import ModelRunner
+from engine.models.config import ModelConfig
+from engine.models.loader import load_decoder
+from engine.request import Sampling
+from engine.scheduler import Limits
+from engine.stop_strings import Decode
+from kernels.attention import check_supported
+
+GPU_MAX_SEQS, GPU_MAX_BATCH_TOKENS = 1024, 8192
+"""Beyond 1,024 sequences a decode step gains little per sequence; 8,192 tokens keep a GPU's matrix
+products at full speed and a step well under a second."""
+CPU_MAX_SEQS, CPU_MAX_BATCH_TOKENS = 64, 1024
+
+
+class EngineSettingError(ValueError):
+    """A setting that this model or device cannot meet: `key`, `value` and what is `accepted`."""
+
+    def __init__(self, key: str, value: object, accepted: str) -> None:
+        super().__init__(f"{key}: {value!r}; accepted: {accepted}")
+        self.key, self.value, self.accepted = key, value, accepted
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How to run a model. "auto" and None leave the choice to `resolve`; `kv_memory` is bytes."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    dummy_weights: bool = False
+    block_size: int = 16
+    kv_memory: int | None = None
+    max_seqs: int | None = None
+    max_batch_tokens: int | None = None
+    max_model_len: int | None = None
+    prefix_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The settings that a model and this machine lead to, before any weight is read."""
+
+    device: torch.device
+    dtype: torch.dtype
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A running engine, its memory plan, and the device by name."""
+
+    engine: Engine
+    memory_plan: MemoryPlan
+    device: torch.device
+
+    @property
+    def device_name(self) -> str:
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    def peak_bytes(self) -> int:
+        """Most bytes that were allocated at once since the pool was; 0 on a CPU, where nobody counts."""
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+
+def resolve(settings: EngineSettings, config: ModelConfig) -> Resolved:
+    """Choose what was left open. Raises EngineSettingError for what cannot be met."""
+    device = _device(settings.device)
+    try:
+        check_supported(config.num_heads, config.num_kv_heads, config.head_dim, settings.block_size, device_type=device.type)
+    except ValueError as error:
+        raise EngineSettingError("model.path", f"a {config.family} model", str(error)) from error
+    max_seqs, max_batch_tokens = _step_size(settings, on_gpu=device.type == "cuda")
+    max_model_len = settings.max_model_len or config.max_position
+    if max_model_len > config.max_position:
+        raise EngineSettingError(
+            "engine.max_model_len", max_model_len, f"at most {config.max_position}, the model's own limit"
+        )
+    return Resolved(device, _dtype(settings.dtype, device, config), Limits(max_seqs, max_batch_tokens, max_model_len))
+
+
+def start(
+    folder: Path,
+    config: ModelConfig,
+    settings: EngineSettings,
+    resolved: Resolved,
+    sampling: Sampling,
+    *,
+    end_token_ids: tuple[int, ...],
+    vocab_limit: int | None = None,
+    decode: Decode | None = None,
+) -> Started:
+    """Load the weights, size and allocate the block pool, and make the engine.
+
+    `sampling` is what the pool's size is measured with. Raises LoadError, OutOfMemoryError, and
+    EngineSettingError if an explicit `max_model_len` is more than the pool holds.
+    """
+    model = load_decoder(
+        folder, config, dtype=resolved.dtype, device=resolved.device, dummy=settings.dummy_weights
+    )
+    shape = KVCacheShape(config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, resolved.dtype)
+    plan = plan_memory(model, shape, resolved.limits, sampling, kv_memory=settings.kv_memory)
+    pool_tokens = plan.num_blocks * settings.block_size
+    if settings.max_model_len is not None and settings.max_model_len > pool_tokens:
+        raise EngineSettingError(
+            "engine.max_model_len",
+            settings.max_model_len,
+            f"at most {pool_tokens}, the tokens that the K/V pool of {plan.num_blocks} blocks holds; "
+            "or raise engine.kv_memory",
+        )
+    cache = KVCache(shape, plan.num_blocks, resolved.device)
+    engine = Engine(
+        ModelRunner(model, cache, vocab_limit=vocab_limit),
+        resolved.limits,
+        num_blocks=plan.num_blocks,
+        block_size=settings.block_size,
+        prefix_cache=settings.prefix_cache,
+        end_token_ids=end_token_ids,
+        decode=decode,
+    )
+    if resolved.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(resolved.device)
+    return Started(engine, plan, resolved.device)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise EngineSettingError("engine.device", name, f"auto, cpu, or one of {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
+    """float32 on a CPU; on a GPU the checkpoint's 16-bit type, bfloat16 if it has none."""
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    if device.type != "cuda":
+        return torch.float32
+    return torch.float16 if config.hf.dtype in (torch.float16, "float16") else torch.bfloat16
+
+
+def _step_size(settings: EngineSettings, *, on_gpu: bool) -> tuple[int, int]:
+    """(max_seqs, max_batch_tokens): where only one is given, the other's default yields to it."""
+    seqs, tokens = settings.max_seqs, settings.max_batch_tokens
+    if seqs is not None and tokens is not None and seqs > tokens:
+        raise EngineSettingError(
+            "engine.max_seqs", seqs, f"at most engine.max_batch_tokens={tokens}: a step computes a token of each sequence"
+        )
+    default_seqs = GPU_MAX_SEQS if on_gpu else CPU_MAX_SEQS
+    default_tokens = GPU_MAX_BATCH_TOKENS if on_gpu else CPU_MAX_BATCH_TOKENS
+    if seqs is None:
+        seqs = default_seqs if tokens is None else min(default_seqs, tokens)
+    return seqs, max(default_tokens, seqs) if tokens is None else tokens
+

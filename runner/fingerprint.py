@@ -1,0 +1,76 @@
+"""What makes two runs the same run: `run.json`, written once and compared at every start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.records import read_object
+
+FORMAT_VERSION = 1
+"""Of the files in the output folder; a change makes older folders refused, not misread."""
+
+_VERSIONS = "versions"
+_ABSENT = "(absent)"
+_MAX_SHOWN = 80
+
+
+class FingerprintError(Exception):
+    """The folder holds the output of a different run: exit code 2. `key` is the first that differs."""
+
+    def __init__(self, path: Path, key: str, recorded: object, current: object) -> None:
+        self.key = key
+        super().__init__(
+            f"{path}: {key} was {_shown(recorded)} when this output was started and is {_shown(current)} now. "
+            f"Set {key} back, start over with resume=restart (which discards the committed output), "
+            "or choose another sink.path."
+        )
+
+
+class Fingerprint:
+    """The facts that decide the output, as JSON keeps them. `facts` may nest; its values are JSON's."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self._facts: dict[str, Any] = json.loads(_canonical({"format_version": FORMAT_VERSION, **facts}))
+        self.digest = hashlib.sha256(_canonical(self._facts).encode()).hexdigest()
+
+    def as_json(self, versions: Mapping[str, str]) -> dict[str, Any]:
+        """The content of `run.json`; library `versions` are kept there and not compared."""
+        return {**self._facts, _VERSIONS: dict(versions)}
+
+    def check(self, path: Path) -> None:
+        """Compare with the fingerprint in a file.
+
+        Raises:
+            FingerprintError: they differ.
+            LedgerError: the file is unreadable.
+        """
+        recorded = read_object(path)
+        recorded.pop(_VERSIONS, None)
+        for key, old, new in _differences("", recorded, self._facts):
+            raise FingerprintError(path, key, old, new)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _differences(prefix: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The dotted keys at which two JSON values differ, with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys([*old, *new]):
+            path = f"{prefix}.{key}" if prefix else key
+            yield from _differences(path, old.get(key, _ABSENT), new.get(key, _ABSENT))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, pair in enumerate(zip(old, new, strict=True)):
+            yield from _differences(f"{prefix}[{index}]", *pair)
+    elif old != new:
+        yield prefix, old, new
+
+
+def _shown(value: object) -> str:
+    text = "absent" if value == _ABSENT else repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

@@ -1,0 +1,387 @@
+"""One job, start to end: open everything, run the rows through the engine, publish."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from engine.engine import Engine
+from engine.memory_plan import OutOfMemoryError
+from engine.request import Completion, Request, Sampling
+from engine.startup import EngineSettingError, EngineSettings, Resolved, Started, resolve, start
+from runner.config import ConfigError, RunConfig
+from runner.interrupts import Interrupted, StopRequest, stoppable
+from runner.ledger import Ledger
+from runner.output_schema import completion_schema
+from runner.progress import Progress, Workload
+from runner.prompt import PromptBuilder
+from runner.publish import publish
+from runner.records import RowTotals
+from runner.sink import OutputRow, Sink
+from runner.source import open_source
+from runner.source_batch import Source
+from runner.step_totals import StatsTotals
+from runner.summary import GENERATE, Summary, render_summary, write_summary
+from runner.text_model import TextModel, open_model
+from runner.window import ReadAhead, RowIds, Window, WindowReader
+
+COMPLETE, COMPLETE_WITH_ERRORS = 0, 3
+_LIBRARIES = ("torch", "triton", "transformers", "tokenizers", "pyarrow", "numpy")
+
+
+def run(config: RunConfig) -> int:
+    """Run a job, or what is left of it; the exit code, 0 or 3.
+
+    Raises ConfigError, SourceError, ModelError, FingerprintError and LedgerError for what is refused,
+    ShardBusyError, StorageError, and Interrupted once what was finished is committed.
+    """
+    return _Job(config).run()
+
+
+class _Job:
+    """The parts of a job that are known before any weight is read, and the steps that lead to its end."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._seconds: dict[str, float] = {}
+        with self._phase("open"):
+            self._source = open_source(config.source)
+            self._model = open_model(config.model)
+            self._settings = _engine_settings(config)
+            self._resolved = _resolve(self._settings, self._model)
+            self._sampling = _sampling(config, self._model)
+            self._builder = self._make_builder(self._resolved.limits.max_model_len)
+            self._wants_token_ids = (
+                config.sink.token_ids if config.sink.token_ids is not None else self._model.tokenizer is None
+            )
+            self._carried = [*([config.source.id_column] if config.source.id_column else []), *config.sink.keep_columns]
+            self._schema = completion_schema(
+                id_field=_field(self._source, "source.id_column", config.source.id_column),
+                kept=[_field(self._source, "sink.keep_columns", name) for name in config.sink.keep_columns],
+                token_ids=self._wants_token_ids,
+                prompt=config.sink.keep_prompt,
+            )
+
+    def run(self) -> int:
+        config = self._config
+        out = Path(config.sink.path)
+        fingerprint = _fingerprint(config, self._source, self._model, self._resolved)
+        restart = config.resume == "restart"
+        with Ledger(out, fingerprint, self._schema, versions=_versions(), restart=restart) as ledger:
+            if ledger.is_complete:
+                _say(f"{out} is complete: {ledger.totals.rows:,} rows, {ledger.totals.errors:,} with an error")
+                return _exit_code(ledger.totals)
+            summary = self._run_rows(ledger)
+            write_summary(out, ledger.layout.shard_index, summary)
+            _say(f"{out} is complete\n{render_summary(summary)}")
+            return _exit_code(ledger.totals)
+
+    def _run_rows(self, ledger: Ledger) -> Summary:
+        config, committed = self._config, ledger.committed_rows()
+        rows_total = _rows_in_job(self._source, config)
+        if len(committed):
+            _say(f"resuming: {len(committed):,} rows of earlier attempts are committed")
+        with self._phase("load"):
+            started = self._start()
+        _say(f"memory plan: {started.memory_plan}")
+        limit = started.engine.limits.max_model_len
+        if limit < self._resolved.limits.max_model_len:
+            _say(f"engine.max_model_len is {limit} tokens: all that the K/V pool holds")
+            self._builder = self._make_builder(limit)
+        rows_left = None if rows_total is None else rows_total - len(committed)
+        with self._phase(GENERATE), Sink(ledger, config.sink) as sink, stoppable() as stop:
+            flow = RowFlow(started.engine, self._model, sink, config, self._wants_token_ids)
+            with ReadAhead(self._windows(committed, lambda: bool(stop))) as windows:
+                flow.run(windows, rows_left, stop)
+        with self._phase("publish"):
+            publish(ledger, config.sink, expected_rows=len(committed) + flow.rows_done)
+        return self._summary(ledger.totals, flow, started)
+
+    def _windows(self, committed: RowIds, stopped: Callable[[], bool]) -> WindowReader:
+        return WindowReader(
+            self._source,
+            self._builder,
+            self._sampling,
+            rows=self._config.source,
+            order=self._config.order,
+            carried_columns=self._carried,
+            block_size=self._config.engine.block_size,
+            committed=committed,
+            stopped=stopped,
+        )
+
+    def _start(self) -> Started:
+        model = self._model
+        try:
+            return start(
+                model.folder,
+                model.config,
+                self._settings,
+                self._resolved,
+                self._sampling,
+                end_token_ids=model.end_token_ids,
+                vocab_limit=model.vocab_limit,
+                decode=model.decode if model.tokenizer is not None else None,
+            )
+        except EngineSettingError as error:
+            raise ConfigError(error.key, error.value, error.accepted) from error
+        except OutOfMemoryError as error:
+            raise ConfigError("engine.kv_memory", self._config.engine.kv_memory, str(error)) from error
+
+    def _make_builder(self, max_model_len: int) -> PromptBuilder:
+        return PromptBuilder(
+            self._config.prompt,
+            self._source.schema,
+            self._model.tokenizer,
+            max_model_len=max_model_len,
+            max_tokens=self._config.sampling.max_tokens,
+            vocab_size=self._model.config.vocab_size,
+            keep_text=self._config.sink.keep_prompt,
+        )
+
+    def _summary(self, rows: RowTotals, flow: RowFlow, started: Started) -> Summary:
+        """Rows and their tokens of the whole shard; prefix reuse, steps and seconds of this attempt."""
+        steps, plan = flow.totals, dataclasses.asdict(started.memory_plan)
+        del plan["num_blocks"]
+        return Summary(
+            rows=rows.rows,
+            errors=rows.errors,
+            prompt_tokens=rows.prompt_tokens,
+            cached_tokens=rows.cached_tokens,
+            recomputed_tokens=steps.recomputed_tokens,
+            output_tokens=rows.output_tokens,
+            highest_hit_rate=flow.highest_hit_rate,
+            hit_rate=steps.hit_rate,
+            steps=steps.steps,
+            mean_live_fraction=steps.mean_live_fraction,
+            rows_waited=steps.rows_waited,
+            preemptions=steps.preemptions,
+            evictions=steps.evictions,
+            memory_plan=plan,
+            peak_bytes=started.peak_bytes(),
+            seconds=self._seconds,
+            versions=_versions(),
+            device=started.device_name,
+        )
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._seconds[name] = round(time.perf_counter() - began, 3)
+
+
+class RowFlow:
+    """Moves rows from windows through the engine into the sink."""
+
+    def __init__(
+        self, engine: Engine, model: TextModel, sink: Sink, config: RunConfig, wants_token_ids: bool
+    ) -> None:
+        self._engine = engine
+        self._model = model
+        self._sink = sink
+        self._wants_token_ids = wants_token_ids
+        self._max_tokens = config.sampling.max_tokens
+        self._requests: deque[Request] = deque()  # of the newest window, not in the engine yet
+        self._open: list[Window] = []  # windows with rows that are not done, in source order
+        self._rows_left: list[int] = []  # of each open window
+        self._rows_read = self._prompt_tokens = self._hit_tokens = self._output_tokens = 0
+        self.rows_done = 0
+        self.totals = StatsTotals()
+
+    @property
+    def highest_hit_rate(self) -> float:
+        """H* of the rows read, each window on its own: 0 to 1."""
+        return self._hit_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
+
+    def run(self, windows: ReadAhead, rows_total: int | None, stop: StopRequest) -> None:
+        """Run every row of `windows`. Raises Interrupted, with the finished rows committed, if told to stop."""
+        with Progress(rows_total) as progress:
+            while self._feed(windows):
+                self._step()
+                progress.update(self.totals, self._workload(rows_total))
+                if stop:
+                    break
+            progress.show(self.totals, self._workload(rows_total))
+        if stop:
+            self._sink.commit()
+            raise Interrupted
+
+    def _feed(self, windows: ReadAhead) -> bool:
+        """Keep enough requests waiting that admission never starves; whether there is anything to do."""
+        while self._engine.num_waiting < 2 * self._engine.limits.max_seqs:
+            if self._requests:
+                self._engine.add(self._requests.popleft())
+            elif (window := windows.take(wait=not self._engine.has_work)) is not None:
+                self._enter(window)
+            else:
+                break
+        return self._engine.has_work
+
+    def _step(self) -> None:
+        result = self._engine.step()
+        if result.stats is not None:
+            self.totals.add(result.stats)
+            self._sink.record_step(result.stats)
+        if result.completions:
+            self._write([self._output_row(each) for each in result.completions])
+
+    def _enter(self, window: Window) -> None:
+        """Take up a window; its error rows are done at once."""
+        self._requests.extend(window.requests)
+        self._open.append(window)
+        self._rows_left.append(len(window.row_ids))
+        self._rows_read += len(window.row_ids)
+        self._prompt_tokens += window.prompt_tokens
+        self._hit_tokens += window.highest_hit_tokens
+        if window.errors:
+            self._write([_error_row(each.row_id, each.error, each.prompt_tokens) for each in window.errors])
+
+    def _output_row(self, completion: Completion) -> OutputRow:
+        failed = completion.finish_reason == "error"
+        text = None
+        if not failed and self._model.tokenizer is not None:
+            text = self._model.decode(completion.token_ids.tolist())[: completion.stop_at]
+        self._output_tokens += len(completion.token_ids)
+        window = self._open[self._window_of(completion.row_id)]
+        return OutputRow(
+            row_id=completion.row_id,
+            sample=completion.sample,
+            completion=text,
+            finish_reason=completion.finish_reason,
+            error=completion.error,
+            prompt_tokens=completion.prompt_tokens,
+            cached_tokens=completion.cached_tokens,
+            output_tokens=0 if failed else len(completion.token_ids),
+            token_ids=completion.token_ids if self._wants_token_ids and not failed else None,
+            prompt=window.texts.get(completion.row_id),
+        )
+
+    def _write(self, rows: Sequence[OutputRow]) -> None:
+        """Hand rows to the sink with the columns they carry, window by window."""
+        at = np.array([self._window_of(row.row_id) for row in rows])
+        for index in np.unique(at)[::-1].tolist():
+            mine = [row for row, where in zip(rows, at.tolist(), strict=True) if where == index]
+            self._sink.write(mine, self._open[index].carry([row.row_id for row in mine]))
+            self.rows_done += len(mine)
+            self._rows_left[index] -= len(mine)
+            if not self._rows_left[index]:
+                del self._open[index], self._rows_left[index]
+
+    def _window_of(self, row_id: int) -> int:
+        """Which open window a row belongs to; there are two or three."""
+        return next(at for at, window in enumerate(self._open) if row_id <= window.row_ids[-1])
+
+    def _workload(self, rows_total: int | None) -> Workload:
+        return Workload(
+            rows_total=rows_total,
+            rows_read=self._rows_read,
+            prompt_tokens=self._prompt_tokens,
+            rows_done=self.rows_done,
+            output_tokens=self._output_tokens,
+            max_tokens=self._max_tokens,
+        )
+
+
+def _error_row(row_id: int, error: str, prompt_tokens: int) -> OutputRow:
+    return OutputRow(
+        row_id=row_id,
+        sample=0,
+        completion=None,
+        finish_reason="error",
+        error=error,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=0,
+        output_tokens=0,
+    )
+
+
+def _exit_code(totals: RowTotals) -> int:
+    return COMPLETE_WITH_ERRORS if totals.errors else COMPLETE
+
+
+def _rows_in_job(source: Source, config: RunConfig) -> int | None:
+    """Rows after skip and limit; None where the source does not know its rows."""
+    if source.num_rows is None:
+        return None
+    left = max(0, source.num_rows - config.source.skip)
+    return left if config.source.limit is None else min(left, config.source.limit)
+
+
+def _engine_settings(config: RunConfig) -> EngineSettings:
+    return EngineSettings(
+        device=config.engine.device,
+        dtype=config.model.dtype,
+        dummy_weights=config.model.load == "dummy",
+        block_size=config.engine.block_size,
+        kv_memory=config.engine.kv_memory_bytes,
+        max_seqs=config.engine.max_seqs,
+        max_batch_tokens=config.engine.max_batch_tokens,
+        max_model_len=config.engine.max_model_len,
+        prefix_cache=config.engine.prefix_cache,
+    )
+
+
+def _resolve(settings: EngineSettings, model: TextModel) -> Resolved:
+    try:
+        return resolve(settings, model.config)
+    except EngineSettingError as error:
+        raise ConfigError(error.key, error.value, error.accepted) from error
+
+
+def _sampling(config: RunConfig, model: TextModel) -> Sampling:
+    given = config.sampling
+    if given.stop and model.tokenizer is None:
+        raise ConfigError("sampling.stop", given.stop, "nothing without a tokenizer: set sampling.stop_token_ids")
+    return Sampling(**dataclasses.asdict(given) | {"stop": tuple(given.stop), "stop_token_ids": tuple(given.stop_token_ids)})
+
+
+def _field(source: Source, key: str, name: str | None) -> Any:
+    """The source's field of a column that goes through to the output."""
+    if name is None:
+        return None
+    if not source.schema.names:  # an input without rows may not tell its columns
+        return pa.field(name, pa.null())
+    if name not in source.schema.names:
+        raise ConfigError(key, name, f"a column of the source: {', '.join(source.schema.names)}")
+    return source.schema.field(name)
+
+
+def _fingerprint(config: RunConfig, source: Source, model: TextModel, resolved: Resolved) -> dict[str, Any]:
+    """Everything that decides what the output holds, as JSON values."""
+    prompt = dataclasses.asdict(config.prompt)
+    if config.prompt.template_file is not None:
+        prompt["template_file"] = Path(config.prompt.template_file).read_text(encoding="utf-8")
+    files = sorted(path for path in model.folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    return {
+        "model": {
+            "files": {path.name: path.stat().st_size for path in files},
+            "tokenizer": config.model.tokenizer,
+            "dtype": str(resolved.dtype).removeprefix("torch."),
+            "load": config.model.load,
+            "max_model_len": config.engine.max_model_len,
+        },
+        "prompt": prompt,
+        "sampling": dataclasses.asdict(config.sampling),
+        "source": source.fingerprint() | {"skip": config.source.skip, "limit": config.source.limit},
+        "id_column": config.source.id_column,
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}}
+
+
+def _say(text: str) -> None:
+    print(f"runner: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,128 @@
+"""The JSON records that say which files count: one per committed part, one per published shard."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.storage import guarded
+
+START_OVER = "Restore it, start over with resume=restart, or choose another sink.path."
+
+
+class LedgerError(Exception):
+    """The output folder is not what its records say, or a record cannot be read: exit code 2."""
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A Parquet file: its size in bytes and its sha256 in hexadecimal."""
+
+    name: str
+    rows: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class RowTotals:
+    """Sums over output rows; the token counts are of rows without an error."""
+
+    rows: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    def __add__(self, other: RowTotals) -> RowTotals:
+        names = [field.name for field in dataclasses.fields(self)]
+        return RowTotals(*(getattr(self, name) + getattr(other, name) for name in names))
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """One committed part of `attempt`: finished rows, launched steps, or both.
+
+    `fingerprint` is the digest of the run that wrote it; row ids are those of the smallest and the
+    largest row, None without rows.
+    """
+
+    attempt: int
+    fingerprint: str
+    first_row_id: int | None
+    last_row_id: int | None
+    totals: RowTotals
+    completions: FileRecord | None
+    stats: FileRecord | None
+
+
+@dataclass(frozen=True)
+class PublishRecord:
+    """A complete shard: the files that hold all its rows and steps, after `attempts` attempts."""
+
+    attempts: int
+    fingerprint: str
+    totals: RowTotals
+    completions: tuple[FileRecord, ...]
+    stats: tuple[FileRecord, ...]
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        LedgerError: it is damaged; a damaged record is never taken for an absent one.
+        StorageError: it could not be read.
+    """
+    with guarded(path):
+        content = path.read_bytes()
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise LedgerError(f"{path} is unreadable ({error}). {START_OVER}") from error
+    if not isinstance(value, dict):
+        raise LedgerError(f"{path} is unreadable (it holds no JSON object). {START_OVER}")
+    return value
+
+
+def read_commit(path: Path) -> CommitRecord:
+    """The commit record in a file; raises like `read_object`."""
+    value = read_object(path)
+    try:
+        return CommitRecord(
+            **{
+                **value,
+                "totals": RowTotals(**value["totals"]),
+                "completions": _file(value["completions"]) if value["completions"] else None,
+                "stats": _file(value["stats"]) if value["stats"] else None,
+            }
+        )
+    except (KeyError, TypeError) as error:
+        raise LedgerError(f"{path} is unreadable (not a commit record: {error}). {START_OVER}") from error
+
+
+def read_publication(path: Path) -> PublishRecord:
+    """The publish record in a file; raises like `read_object`."""
+    value = read_object(path)
+    try:
+        return PublishRecord(
+            **{
+                **value,
+                "totals": RowTotals(**value["totals"]),
+                "completions": tuple(_file(each) for each in value["completions"]),
+                "stats": tuple(_file(each) for each in value["stats"]),
+            }
+        )
+    except (KeyError, TypeError) as error:
+        raise LedgerError(f"{path} is unreadable (not a publish record: {error}). {START_OVER}") from error
+
+
+def _file(value: dict[str, Any]) -> FileRecord:
+    """A file's record; its name must stay inside its folder."""
+    record = FileRecord(**value)
+    if Path(record.name).name != record.name or not isinstance(record.size, int) or not isinstance(record.rows, int):
+        raise TypeError(f"{value!r} describes no file")
+    return record

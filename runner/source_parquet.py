@@ -1,0 +1,212 @@
+"""Parquet files as a source: all footers are read at open, row groups are streamed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from runner.source_batch import SourceBatch, SourceError, check_columns, clip, rows_per_batch
+from runner.source_files import SourceFile
+
+# Footers of many files on a remote store are a wait, not work.
+_FOOTER_READERS = 8
+# Column chunks are read through a buffer of this size, not whole: a row group may be larger than memory.
+_READ_BUFFER_BYTES = 4 * 2**20
+_FOOTER_TAIL_BYTES = 8  # footer length (little-endian int32) and magic
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One file as its footer describes it."""
+
+    file: SourceFile
+    schema: pa.Schema
+    group_rows: tuple[int, ...]
+    footer_sha256: str
+
+    @property
+    def rows(self) -> int:
+        return sum(self.group_rows)
+
+    @property
+    def path(self) -> str:
+        return self.file.path
+
+
+class ParquetSource:
+    """Parquet files read one after the other, in the order given.
+
+    The columns are those of the first file; every other file must have them. Where their types differ,
+    the batches have one type that holds both exactly (int64 for int32 and int64, large_string for string
+    and large_string, the other type for a column of nulls only).
+
+    Raises:
+        SourceError: a file that is truncated or no Parquet, a missing column, types that do not go together.
+    """
+
+    def __init__(self, files: Sequence[SourceFile]) -> None:
+        with ThreadPoolExecutor(min(_FOOTER_READERS, len(files))) as readers:
+            self._parts = list(readers.map(_read_footer, files))
+        self.schema = _common_schema(self._parts)
+        self.num_rows: int | None = sum(part.rows for part in self._parts)
+
+    def batches(self, columns: Sequence[str], skip: int, limit: int | None) -> Iterator[SourceBatch]:
+        """See `Source.batches`. Row groups before `skip` are not decoded."""
+        check_columns(columns, self.schema, self._parts[0].path)
+        schema = pa.schema([self.schema.field(name) for name in dict.fromkeys(columns)])
+        rows = sum(part.rows for part in self._parts)
+        stop = rows if limit is None else min(rows, skip + limit)
+        first = 0
+        for part in self._parts:
+            if first < stop and first + part.rows > skip:
+                yield from _read_part(part, schema, first, skip, stop)
+            first += part.rows
+
+    def fingerprint(self) -> dict[str, Any]:
+        """See `Source.fingerprint`."""
+        files = [
+            {"path": part.path, "size": part.file.size, "rows": part.rows, "footer_sha256": part.footer_sha256}
+            for part in self._parts
+        ]
+        return {"format": "parquet", "rows": self.num_rows, "files": files}
+
+
+def _open(file: SourceFile) -> pa.NativeFile:
+    return pa.OSFile(file.path) if file.is_local else pa.PythonFile(file.open(), mode="r")
+
+
+def _read_footer(file: SourceFile) -> _Part:
+    try:
+        with _open(file) as stream:
+            parquet = pq.ParquetFile(stream)
+            metadata, schema = parquet.metadata, parquet.schema_arrow
+            stream.seek(file.size - _FOOTER_TAIL_BYTES)
+            footer_bytes = int.from_bytes(stream.read(4), "little")
+            stream.seek(file.size - _FOOTER_TAIL_BYTES - footer_bytes)
+            digest = hashlib.sha256(stream.read(footer_bytes)).hexdigest()
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(f"{file.path}: not a readable Parquet file, or truncated: {error}") from error
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise SourceError(f"{file.path}: two columns are named {name!r}; rename one")
+    groups = tuple(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
+    return _Part(file, schema, groups, digest)
+
+
+def _common_schema(parts: Sequence[_Part]) -> pa.Schema:
+    """The first file's columns, each with the type that holds the values of all files."""
+    first = parts[0]
+    for part in parts[1:]:
+        for name in first.schema.names:
+            if name not in part.schema.names:
+                raise SourceError(
+                    f"{part.path}: column {name!r} is missing; {first.path} has it, and every file of a source "
+                    f"needs the columns of the first (this one has: {', '.join(part.schema.names)})"
+                )
+    return pa.schema([pa.field(name, _common_type(name, parts)) for name in first.schema.names])
+
+
+def _common_type(name: str, parts: Sequence[_Part]) -> pa.DataType:
+    common: pa.DataType = parts[0].schema.field(name).type
+    for part in parts[1:]:
+        other = part.schema.field(name).type
+        merged = _merge(common, other)
+        if merged is None:
+            raise SourceError(
+                f"{part.path}: column {name!r} is {other}, which does not go together with {common} in the files "
+                "before it; write all files with one type"
+            )
+        common = merged
+    return common
+
+
+def _merge(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The type that holds the values of both exactly, None where there is none."""
+    if one == other:
+        return one
+    one, other = _plain(one), _plain(other)
+    fields = [pa.schema([pa.field("x", each)]) for each in (one, other)]
+    try:
+        merged = pa.unify_schemas(fields, promote_options="permissive").field("x").type
+    except pa.ArrowException:
+        return None
+    return None if _makes_floats(one, merged) or _makes_floats(other, merged) else merged
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Without dictionary and view encodings, which Arrow does not unify with the plain types."""
+    if pa.types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    return kind
+
+
+def _makes_floats(kind: pa.DataType, merged: pa.DataType) -> bool:
+    """Whether integers would become floating point, where ids above 2**53 are no longer exact."""
+    if pa.types.is_integer(kind):
+        return bool(pa.types.is_floating(merged))
+    if pa.types.is_struct(kind) and pa.types.is_struct(merged):
+        return any(_makes_floats(field.type, merged.field(field.name).type) for field in kind.fields)
+    if hasattr(kind, "value_type") and hasattr(merged, "value_type"):
+        return _makes_floats(kind.value_type, merged.value_type)
+    return False
+
+
+def _read_part(part: _Part, schema: pa.Schema, first: int, skip: int, stop: int) -> Iterator[SourceBatch]:
+    """The rows of one file whose ids lie in [skip, stop); `first` is the id of its first row."""
+    with _open(part.file) as stream:
+        parquet = _open_again(part, stream)
+        for group, rows in enumerate(part.group_rows):
+            if first < stop and first + rows > skip:
+                for batch in _read_group(part, parquet, group, schema):
+                    clipped = clip(batch, first, skip, stop)
+                    first += batch.num_rows
+                    if clipped is not None:
+                        yield clipped
+                    if first >= stop:
+                        return
+            else:
+                first += rows
+
+
+def _open_again(part: _Part, stream: pa.NativeFile) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(stream, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(f"{part.path}: cannot be opened any more: {error}") from error
+
+
+def _read_group(part: _Part, parquet: pq.ParquetFile, group: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The batches of one row group, cast to `schema`."""
+    batch_rows = rows_per_batch(_mean_row_bytes(parquet.metadata.row_group(group), schema.names))
+    try:
+        reader = parquet.iter_batches(batch_rows, row_groups=[group], columns=schema.names)
+        for batch in reader:
+            arrays = [_cast(batch.column(field.name), field.type) for field in schema]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(f"{part.path}: row group {group} cannot be read: {error}") from error
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return array if array.type == kind else array.cast(kind)
+
+
+def _mean_row_bytes(group: pq.RowGroupMetaData, names: Sequence[str]) -> float:
+    """Uncompressed bytes a row of the given columns takes in the file."""
+    columns = (group.column(index) for index in range(group.num_columns))
+    size = sum(
+        column.total_uncompressed_size
+        for column in columns
+        if any(column.path_in_schema == name or column.path_in_schema.startswith(f"{name}.") for name in names)
+    )
+    return size / max(group.num_rows, 1)

@@ -1,0 +1,170 @@
+"""The rows that are read, tokenised and ordered together: as many as their token ids fit a stated memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from engine.request import Request, Sampling
+from runner.config import OrderConfig, SourceConfig
+from runner.plan import highest_hit_tokens, order_rows
+from runner.prompt import Prompt, PromptBuilder, RowError
+from runner.source_batch import Source
+
+RowIds = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some consecutive rows of the source.
+
+    `row_ids` int64 [rows] ascend. `carried` holds the source columns that go through to the output, one
+    row each of `row_ids`. `requests` are in the order in which the engine takes them; `errors` are the
+    rows that cannot run. `highest_hit_tokens` is the most of `prompt_tokens` that a prefix cache which
+    starts empty can serve.
+    """
+
+    row_ids: RowIds
+    carried: pa.Table | None
+    requests: list[Request]
+    errors: list[RowError]
+    texts: dict[int, str]
+    prompt_tokens: int
+    highest_hit_tokens: int
+
+    def carry(self, row_ids: Sequence[int]) -> pa.RecordBatch | None:
+        """The carried columns of some rows, in that order; None where nothing is carried."""
+        if self.carried is None:
+            return None
+        at = np.searchsorted(self.row_ids, np.array(row_ids, np.int64))
+        return self.carried.take(pa.array(at)).combine_chunks().to_batches()[0]
+
+
+class WindowReader:
+    """Reads the rows of a job that are not committed yet, window by window.
+
+    `stopped` is asked now and then; once it is true, no further window comes.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        builder: PromptBuilder,
+        sampling: Sampling,
+        *,
+        rows: SourceConfig,
+        order: OrderConfig,
+        carried_columns: Sequence[str],
+        block_size: int,
+        committed: RowIds,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._source = source
+        self._builder = builder
+        self._sampling = sampling
+        self._rows = rows
+        self._order = order
+        self._carried_columns = list(carried_columns)
+        self._block_size = block_size
+        self._committed = committed
+        self._stopped = stopped
+
+    def __iter__(self) -> Iterator[Window]:
+        """The windows in source order; each is complete before it is handed on. Raises SourceError."""
+        columns = list(dict.fromkeys((*self._builder.columns, *self._carried_columns)))
+        batches: list[_Batch] = []
+        tokens = 0
+        for each in self._source.batches(columns, self._rows.skip, self._rows.limit):
+            if self._stopped():
+                return
+            batch = self._open(each.first_row_id, each.table)
+            if batch is None:
+                continue
+            batches.append(batch)
+            tokens += batch.prompt_tokens
+            if tokens * np.dtype(np.int32).itemsize >= self._order.window_bytes:
+                yield self._close(batches)
+                batches, tokens = [], 0
+        if batches:
+            yield self._close(batches)
+
+    def _open(self, first_row_id: int, table: pa.RecordBatch) -> _Batch | None:
+        """The uncommitted rows of a batch with their prompts, None where there are none."""
+        row_ids = np.arange(first_row_id, first_row_id + table.num_rows)
+        wanted = np.isin(row_ids, self._committed, invert=True, assume_unique=True)
+        if not wanted.all():
+            row_ids, table = row_ids[wanted], table.filter(pa.array(wanted))
+        if not len(row_ids):
+            return None
+        carried = table.select(self._carried_columns) if self._carried_columns else None
+        return _Batch(row_ids, carried, self._builder.build(table, row_ids.tolist()))
+
+    def _close(self, batches: Sequence[_Batch]) -> Window:
+        built = [row for batch in batches for row in batch.built]
+        prompts = [row for row in built if isinstance(row, Prompt)]
+        token_ids = [prompt.token_ids for prompt in prompts]
+        order = order_rows(token_ids, self._order.by)
+        by_prefix = order if self._order.by == "prefix" else order_rows(token_ids, "prefix")
+        carried = [batch.carried for batch in batches if batch.carried is not None]
+        return Window(
+            row_ids=np.concatenate([batch.row_ids for batch in batches]),
+            carried=pa.Table.from_batches(carried).combine_chunks() if carried else None,
+            requests=[Request(prompts[at].row_id, prompts[at].token_ids, self._sampling) for at in order],
+            errors=[row for row in built if isinstance(row, RowError)],
+            texts={prompt.row_id: prompt.text for prompt in prompts if prompt.text is not None},
+            prompt_tokens=sum(map(len, token_ids)),
+            highest_hit_tokens=highest_hit_tokens([token_ids[at] for at in by_prefix], self._block_size),
+        )
+
+
+class ReadAhead:
+    """Hands out windows, making the next one in a thread while the one before is used."""
+
+    def __init__(self, windows: WindowReader) -> None:
+        self.exhausted = False
+        self._windows = iter(windows)
+        self._thread = ThreadPoolExecutor(1, "windows")
+        self._coming = self._submit()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def take(self, *, wait: bool) -> Window | None:
+        """The next window; None if there is none left (see `exhausted`) or, without `wait`, none ready.
+
+        Raises SourceError.
+        """
+        if self.exhausted or not (wait or self._coming.done()):
+            return None
+        window = self._coming.result()
+        if window is None:
+            self.exhausted = True
+        else:
+            self._coming = self._submit()
+        return window
+
+    def _submit(self) -> Future[Window | None]:
+        return self._thread.submit(next, self._windows, None)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    row_ids: RowIds
+    carried: pa.RecordBatch | None
+    built: list[Prompt | RowError]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.built if isinstance(row, Prompt))

@@ -1,0 +1,83 @@
+"""A step's arrays, checked against the sequences they come from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.batch import build_batch
+from engine.request import Request, Sampling
+from engine.sequence import Sequence, SequenceTable
+
+
+def table_with(*sequences: tuple[int, list[int], list[int], int, Sampling]) -> SequenceTable:
+    """A table of (row id, tokens, blocks, computed, sampling)."""
+    table = SequenceTable(4, 32, block_size=4, end_token_ids=(0,))
+    for row_id, tokens, blocks, computed, sampling in sequences:
+        request = Request(row_id, np.array(tokens, np.int32), sampling)
+        table.admit(Sequence(request), np.array(blocks, np.int32), computed, 30)
+    return table
+
+
+def test_a_mixed_batch_lays_out_tokens_positions_and_slots() -> None:
+    table = table_with(
+        (7, [10, 11, 12, 13, 14], [9, 2], 4, Sampling(temperature=0.5, seed=3)),
+        (8, [20, 21, 22, 23, 24, 25, 26], [5, 6], 1, Sampling()),
+    )
+    batch = build_batch(table, table.running, np.array([1, 5]))
+    assert batch.token_ids.tolist() == [14, 21, 22, 23, 24, 25]
+    assert batch.positions.tolist() == [4, 1, 2, 3, 4, 5]
+    assert batch.slot_mapping.tolist() == [8, 21, 22, 23, 24, 25]
+    assert batch.query_start.tolist() == [0, 1, 6]
+    assert batch.context_lens.tolist() == [5, 6]
+    assert batch.block_tables.tolist() == [[9, 2], [5, 6]]
+    assert batch.num_decodes == 1
+    assert batch.sampled_tokens.tolist() == [0]  # the second sequence has a token left to compute
+    assert batch.sampling.row_id.tolist() == [7]
+    assert batch.sampling.position.tolist() == [5]
+    assert batch.sampling.temperature.tolist() == [0.5]
+    assert batch.sampling.seed.tolist() == [3]
+
+
+def test_slot_numbers_beyond_32_bits_stay_exact() -> None:
+    # trap 19
+    block = 2**31 - 1
+    table = table_with((0, [1, 2, 3, 4, 5, 6], [0, block], 5, Sampling()))
+    batch = build_batch(table, table.running, np.array([1]))
+    assert batch.slot_mapping.tolist() == [block * 4 + 1]
+
+
+def test_end_and_stop_tokens_are_held_back_below_min_tokens() -> None:
+    # trap 30
+    held = Sampling(min_tokens=2, stop_token_ids=(5, 6))
+    table = table_with(
+        (0, [1, 2], [0], 1, Sampling(stop_token_ids=(9,))),
+        (1, [1, 2], [1], 1, held),
+        (2, [1, 2], [2], 1, Sampling(min_tokens=1, ignore_eos=True)),
+    )
+    batch = build_batch(table, table.running, np.array([1, 1, 1]))
+    assert batch.sampling.suppressed.tolist() == [[1, 5], [1, 6], [1, 0]]
+    table.append_token(table.running, np.array([3, 3, 3], np.int32))
+    table.append_token(table.running, np.array([3, 3, 3], np.int32))
+    table.num_computed[table.running] += 2
+    assert build_batch(table, table.running, np.array([1, 1, 1])).sampling.suppressed.tolist() == []
+
+
+def test_more_stop_ids_than_before_widen_the_table_and_keep_the_others() -> None:
+    table = table_with(
+        (0, [1], [0], 0, Sampling(stop_token_ids=(1, 2))), (1, [1], [1], 0, Sampling(stop_token_ids=tuple(range(10, 20))))
+    )
+    slots = table.running
+    assert set(table.stop_ids[slots[0]].tolist()) == {1, 2, 0, -1}
+    assert set(table.stop_ids[slots[1]].tolist()) == {*range(10, 20), 0}
+
+
+def test_a_removed_sequence_takes_its_output_along_and_its_slot_is_used_again() -> None:
+    table = table_with((0, [1, 2], [0], 1, Sampling()), (1, [3], [1], 0, Sampling()))
+    first = int(table.running[0])
+    table.append_token(table.running[:1], np.array([7], np.int32))
+    sequence = table.remove(first)
+    assert sequence.output.tolist() == [7]
+    assert sequence.tokens.tolist() == [1, 2, 7]
+    assert len(table) == 1
+    assert table.admit(sequence, np.array([2], np.int32), 0, 30) == first
+    assert table.num_tokens[first] == 3

