@@ -1,6 +1,6 @@
 """Run a named workload on a model shape with random weights and print one JSON line.
 
-    python -m benchmarks.run_workload nano --model benchmarks/models/qwen3-0.6b
+python -m benchmarks.run_workload nano --model benchmarks/models/qwen3-0.6b
 """
 
 from __future__ import annotations

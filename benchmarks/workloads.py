@@ -10,7 +10,7 @@ Workload = list[tuple[list[int], int]]
 
 
 def nano() -> Workload:
-    """The public nano-vllm offline benchmark: 256 prompts of 100 to 1,024 tokens, as many new tokens, nothing shared."""
+    """The public nano-vllm offline benchmark: 256 prompts of 100..1,024 tokens, 100..1,024 new, nothing shared."""
     rng = random.Random(0)
     prompts = [[rng.randint(0, 10000) for _ in range(rng.randint(100, 1024))] for _ in range(256)]
     return [(prompt, rng.randint(100, 1024)) for prompt in prompts]

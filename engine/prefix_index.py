@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from engine.request import TokenIds
 
+BlockIds = Sequence[int] | npt.NDArray[np.int32]
 ROOT = -1  # parent of a sequence's first block
 
 
@@ -78,13 +79,13 @@ class PrefixIndex:
             parent = block
         return found
 
-    def insert(self, tokens: TokenIds, blocks: Sequence[int], start: int, end: int, state: BlockState) -> None:
+    def insert(self, tokens: TokenIds, blocks: BlockIds, start: int, end: int, state: BlockState) -> None:
         """Index blocks `start` to `end` of a sequence, whose earlier blocks are indexed.
 
         Stops at the first block whose content another block already stands for: what follows could
         not be a child of a block that this sequence does not hold.
         """
-        parent = blocks[start - 1] if start else ROOT
+        parent = int(blocks[start - 1]) if start else ROOT
         for position, key in enumerate(self._block_tokens(tokens, start, end), start):
             block = int(blocks[position])
             entry = BlockKey(parent, key)
@@ -115,7 +116,7 @@ class PrefixIndex:
         """Move those of `blocks` that are in state `before` to `after`."""
         self._state[blocks[self._state[blocks] == before]] = after
 
-    def in_state(self, blocks: Sequence[int] | npt.NDArray[np.int32], state: BlockState) -> int:
+    def in_state(self, blocks: BlockIds, state: BlockState) -> int:
         """How many of `blocks` are in `state`."""
         return int(np.count_nonzero(self._state[np.asarray(blocks, np.int32)] == state))
 

@@ -46,9 +46,7 @@ class SequenceTable:
     token of its `stop_ids`: its own and, unless it ignores them, the model's `end_token_ids`.
     """
 
-    def __init__(
-        self, max_seqs: int, max_model_len: int, block_size: int, end_token_ids: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, max_seqs: int, max_model_len: int, block_size: int, end_token_ids: tuple[int, ...] = ()) -> None:
         self.max_seqs = max_seqs
         self.end_token_ids = end_token_ids
         self.block_size = block_size

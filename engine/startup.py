@@ -77,7 +77,9 @@ def resolve(settings: EngineSettings, config: ModelConfig) -> Resolved:
     """Choose what was left open. Raises EngineSettingError for what cannot be met."""
     device = _device(settings.device)
     try:
-        check_supported(config.num_heads, config.num_kv_heads, config.head_dim, settings.block_size, device_type=device.type)
+        check_supported(
+            config.num_heads, config.num_kv_heads, config.head_dim, settings.block_size, device_type=device.type
+        )
     except ValueError as error:
         raise EngineSettingError("model.path", f"a {config.family} model", str(error)) from error
     max_seqs, max_batch_tokens = _step_size(settings, on_gpu=device.type == "cuda")
@@ -105,9 +107,7 @@ def start(
     `sampling` is what the pool's size is measured with. Raises LoadError, OutOfMemoryError, and
     EngineSettingError if an explicit `max_model_len` is more than the pool holds.
     """
-    model = load_decoder(
-        folder, config, dtype=resolved.dtype, device=resolved.device, dummy=settings.dummy_weights
-    )
+    model = load_decoder(folder, config, dtype=resolved.dtype, device=resolved.device, dummy=settings.dummy_weights)
     shape = KVCacheShape(config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, resolved.dtype)
     plan = plan_memory(model, shape, resolved.limits, sampling, kv_memory=settings.kv_memory)
     pool_tokens = plan.num_blocks * settings.block_size
@@ -138,7 +138,9 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise EngineSettingError("engine.device", name, f"auto, cpu, or one of {torch.cuda.device_count()} CUDA devices")
+        raise EngineSettingError(
+            "engine.device", name, f"auto, cpu, or one of {torch.cuda.device_count()} CUDA devices"
+        )
     return device
 
 
@@ -156,11 +158,12 @@ def _step_size(settings: EngineSettings, *, on_gpu: bool) -> tuple[int, int]:
     seqs, tokens = settings.max_seqs, settings.max_batch_tokens
     if seqs is not None and tokens is not None and seqs > tokens:
         raise EngineSettingError(
-            "engine.max_seqs", seqs, f"at most engine.max_batch_tokens={tokens}: a step computes a token of each sequence"
+            "engine.max_seqs",
+            seqs,
+            f"at most engine.max_batch_tokens={tokens}: a step computes a token of each sequence",
         )
     default_seqs = GPU_MAX_SEQS if on_gpu else CPU_MAX_SEQS
     default_tokens = GPU_MAX_BATCH_TOKENS if on_gpu else CPU_MAX_BATCH_TOKENS
     if seqs is None:
         seqs = default_seqs if tokens is None else min(default_seqs, tokens)
     return seqs, max(default_tokens, seqs) if tokens is None else tokens
-

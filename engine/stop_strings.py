@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-Decode = Callable[[Sequence[int]], str]
+Decode = Callable[[list[int]], str]
 REPLACEMENT = "\ufffd"  # what an unfinished UTF-8 sequence decodes to
 
 

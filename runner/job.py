@@ -185,9 +185,7 @@ class _Job:
 class RowFlow:
     """Moves rows from windows through the engine into the sink."""
 
-    def __init__(
-        self, engine: Engine, model: TextModel, sink: Sink, config: RunConfig, wants_token_ids: bool
-    ) -> None:
+    def __init__(self, engine: Engine, model: TextModel, sink: Sink, config: RunConfig, wants_token_ids: bool) -> None:
         self._engine = engine
         self._model = model
         self._sink = sink
@@ -344,7 +342,9 @@ def _sampling(config: RunConfig, model: TextModel) -> Sampling:
     given = config.sampling
     if given.stop and model.tokenizer is None:
         raise ConfigError("sampling.stop", given.stop, "nothing without a tokenizer: set sampling.stop_token_ids")
-    return Sampling(**dataclasses.asdict(given) | {"stop": tuple(given.stop), "stop_token_ids": tuple(given.stop_token_ids)})
+    return Sampling(
+        **dataclasses.asdict(given) | {"stop": tuple(given.stop), "stop_token_ids": tuple(given.stop_token_ids)}
+    )
 
 
 def _field(source: Source, key: str, name: str | None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +35,7 @@ class TextModel:
             return self.config.vocab_size
         return min(self.config.vocab_size, 1 + max(self.tokenizer.get_vocab().values()))
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: list[int]) -> str:
         """The text of output ids, special tokens left out. Raises ValueError without a tokenizer."""
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer to decode with")

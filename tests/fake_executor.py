@@ -49,7 +49,11 @@ class FakeExecutor:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, fail_steps: frozenset[int] = frozenset(), poison: frozenset[int] = frozenset()
+        self,
+        num_blocks: int,
+        block_size: int,
+        fail_steps: frozenset[int] = frozenset(),
+        poison: frozenset[int] = frozenset(),
     ) -> None:
         self.storage = np.full(num_blocks * block_size, UNWRITTEN, np.int64)
         self.block_size = block_size

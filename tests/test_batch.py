@@ -64,7 +64,8 @@ def test_end_and_stop_tokens_are_held_back_below_min_tokens() -> None:
 
 def test_more_stop_ids_than_before_widen_the_table_and_keep_the_others() -> None:
     table = table_with(
-        (0, [1], [0], 0, Sampling(stop_token_ids=(1, 2))), (1, [1], [1], 0, Sampling(stop_token_ids=tuple(range(10, 20))))
+        (0, [1], [0], 0, Sampling(stop_token_ids=(1, 2))),
+        (1, [1], [1], 0, Sampling(stop_token_ids=tuple(range(10, 20)))),
     )
     slots = table.running
     assert set(table.stop_ids[slots[0]].tolist()) == {1, 2, 0, -1}

@@ -134,7 +134,10 @@ def test_a_tiny_pool_preempts_and_recomputes_without_changing_a_token() -> None:
 
 def test_a_preempted_row_finds_its_generated_blocks_again_and_leaves_none_indexed() -> None:
     engine, _ = make_engine(9, 2, max_seqs=2, max_batch_tokens=64)
-    requests = [request(0, [1, 1, 1], max_tokens=14, min_tokens=14), request(1, [2, 2, 2], max_tokens=10, min_tokens=10)]
+    requests = [
+        request(0, [1, 1, 1], max_tokens=14, min_tokens=14),
+        request(1, [2, 2, 2], max_tokens=10, min_tokens=10),
+    ]
     steps = check_against_reference(engine, requests)
     resumed = [step for step in steps if step.recomputed_tokens]
     assert total(steps, "preemptions") > 0
@@ -191,7 +194,11 @@ def test_a_request_that_can_never_fit_is_an_error_within_one_step() -> None:
     for row, length in enumerate([limit + 1, limit, limit - 1, 3, 0]):
         engine.add(request(row, [1] * length, max_tokens=4))
     first = {completion.row_id: completion for completion in engine.step().completions}
-    assert {row: each.finish_reason for row, each in first.items() if each.error} == {0: "error", 1: "error", 4: "error"}
+    assert {row: each.finish_reason for row, each in first.items() if each.error} == {
+        0: "error",
+        1: "error",
+        4: "error",
+    }
     assert "row 0" in str(first[0].error)
     assert "17 tokens" in str(first[0].error)
     assert "at most 15" in str(first[0].error)
@@ -218,7 +225,9 @@ def test_rows_with_logits_that_are_not_finite_fail_alone() -> None:
 def test_a_long_prompt_is_chunked_while_others_decode() -> None:
     # trap 5
     engine, executor = make_engine(60, 4, max_seqs=3, max_batch_tokens=8)
-    check_against_reference(engine, [request(0, [1] * 5, max_tokens=20, min_tokens=20), request(1, [2] * 40, max_tokens=3)])
+    check_against_reference(
+        engine, [request(0, [1] * 5, max_tokens=20, min_tokens=20), request(1, [2] * 40, max_tokens=3)]
+    )
     mixed = [batch for batch in executor.batches if batch.num_decodes and len(batch.token_ids) > batch.num_decodes]
     assert len(mixed) >= 5
     assert all(len(batch.token_ids) <= 8 for batch in executor.batches)

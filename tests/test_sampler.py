@@ -7,13 +7,21 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from engine.batch import SamplingBatch
 from engine.sampler import _filter_by_rank, _filter_by_share, gumbel_noise, noise_keys, sample
 
 
-def settings(rows: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> SamplingBatch:
+def settings(
+    rows: int, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0
+) -> SamplingBatch:
     return SamplingBatch(
         temperature=np.full(rows, temperature, np.float32),
         top_p=np.full(rows, top_p, np.float32),
@@ -53,7 +61,9 @@ def test_draws_are_fair_in_a_large_vocabulary() -> None:
     assert len(set(token_ids.tolist())) > rows * 0.95
 
 
-@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(3, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.2), (8, 0.7, 0.1), (1, 0.01, 1.0)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(3, 1.0, 0.0), (0, 0.6, 0.0), (0, 1.0, 0.2), (8, 0.7, 0.1), (1, 0.01, 1.0)]
+)
 def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: float) -> None:
     logits = torch.randn(64, 100, generator=torch.Generator().manual_seed(0)) * 3
     warpers = LogitsProcessorList([TemperatureLogitsWarper(0.8)])
@@ -90,7 +100,11 @@ def test_a_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
     for row in range(6):
         alone = dataclasses.replace(
             batch,
-            **{field.name: getattr(batch, field.name)[row : row + 1] for field in dataclasses.fields(batch) if field.name != "suppressed"},
+            **{
+                field.name: getattr(batch, field.name)[row : row + 1]
+                for field in dataclasses.fields(batch)
+                if field.name != "suppressed"
+            },
         )
         token_ids, _ = sample(logits[row : row + 1].clone(), alone)
         assert token_ids[0] == together[row]

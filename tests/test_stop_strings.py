@@ -53,7 +53,9 @@ def test_of_two_stops_in_one_token_the_leftmost_counts() -> None:
 
 
 def test_a_stop_before_an_unfinished_character_is_seen_at_once() -> None:
-    matcher = StopMatcher(lambda ids: b"".join((b"ab", b"STOP\xf0\x9f", b"\x98\x80")[i] for i in ids).decode(errors="replace"), ["STOP"])
+    matcher = StopMatcher(
+        lambda ids: b"".join((b"ab", b"STOP\xf0\x9f", b"\x98\x80")[i] for i in ids).decode(errors="replace"), ["STOP"]
+    )
     assert feed(matcher, [0, 1, 2]) == (2, 2)
 
 

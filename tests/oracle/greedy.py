@@ -33,14 +33,16 @@ def complete(started: Started, prompts: Sequence[Sequence[int]], **sampling: Any
 
 
 @torch.inference_mode()
-def near_ties(reference: Any, prompt: Sequence[int], output: Sequence[int]) -> int:
+def near_ties(reference: Any, prompt: Sequence[int], output: Sequence[int], vocab: int | None = None) -> int:
     """How often the reference's two best logits were too close to call; fails where a token is not its best.
+
+    `vocab`: ids from here on are out of the question.
 
     One forward over prompt and output gives the reference's choice at every position given what came
     before it: if all agree, its own greedy run makes the same tokens.
     """
     ids = torch.tensor([[*prompt, *output]])
-    logits = reference(ids).logits[0, len(prompt) - 1 : -1].float()
+    logits = reference(ids).logits[0, len(prompt) - 1 : -1, :vocab].float()
     best = logits.max(dim=-1).values
     chosen = logits.gather(1, torch.tensor(output, dtype=torch.long)[:, None])[:, 0]
     behind = best - chosen

@@ -73,8 +73,23 @@ def test_smollm2_generates_what_transformers_would() -> None:
     reference = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="sdpa"
     ).eval()
-    subjects = ["the sea", "a lighthouse", "prime numbers", "bread", "Portugal", "the moon", "a bicycle", "rain", "ants", "iron"]
-    prompts = [tokenizer(f"{ask} {subject}", add_special_tokens=False)["input_ids"] for ask in ("Tell me about", "A poem on") for subject in subjects]
+    subjects = [
+        "the sea",
+        "a lighthouse",
+        "prime numbers",
+        "bread",
+        "Portugal",
+        "the moon",
+        "a bicycle",
+        "rain",
+        "ants",
+        "iron",
+    ]
+    prompts = [
+        tokenizer(f"{ask} {subject}", add_special_tokens=False)["input_ids"]
+        for ask in ("Tell me about", "A poem on")
+        for subject in subjects
+    ]
     started = start_engine(folder, kv_memory=1 << 28)
     completions = complete(started, prompts, max_tokens=64, ignore_eos=True)
     ties = sum(

@@ -1,0 +1,128 @@
+"""Attention problems shared by the CPU and the GPU tests: poisoned caches, shuffled blocks, strided queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.attention_batch import AttentionBatch
+from kernels.reference import reference_attention
+
+HEAD_DIMS = (64, 80, 96, 128, 256)
+GROUPS = (1, 3, 5, 6, 7, 8, 16)
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-3, torch.float16: 3e-3}
+"""Largest relative error (Frobenius norm) against float32: for half types, rounding of weights and output."""
+UNUSED_BLOCK_ID = 2**31 - 1
+POISON = (float("nan"), float("inf"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Query and context length of each sequence, those with one query token first, and the model's shape."""
+
+    lengths: tuple[tuple[int, int], ...]
+    head_dim: int = 64
+    group: int = 3
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+    window: int | None = None
+    kv_heads: int = 2
+
+    @property
+    def query_lens(self) -> list[int]:
+        return [query for query, _ in self.lengths]
+
+    @property
+    def context_lens(self) -> list[int]:
+        return [context for _, context in self.lengths]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arguments of `paged_attention`."""
+
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    batch: AttentionBatch
+    scale: float
+    window: int | None
+
+    def run(self, attention: Callable[..., Tensor]) -> Tensor:
+        return attention(
+            self.query,
+            self.key_cache,
+            self.value_cache,
+            self.batch,
+            scale=self.scale,
+            sliding_window=self.window,
+        )
+
+
+def make_inputs(
+    case: Case, device: str = "cpu", *, poison: tuple[float, float] = POISON, unused_id: int = UNUSED_BLOCK_ID
+) -> Inputs:
+    """The same tensors for the same case, whatever fills the slots and table entries that are not used.
+
+    Block 0 belongs to no sequence. The query is a slice of a wider tensor, as it is of a fused projection.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(case.dtype)
+
+    used = [-(-context // case.block_size) for context in case.context_lens]
+    num_blocks = 1 + sum(used)
+    ids = 1 + torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(0))
+    tables = torch.full((len(used), max(used) + 1), unused_id, dtype=torch.int32)
+    for row, mine in enumerate(ids.split(used)):
+        tables[row, : len(mine)] = mine
+    tables = tables.to(device)
+
+    shape = (num_blocks, case.block_size, case.kv_heads, case.head_dim)
+    caches = [torch.full(shape, fill, dtype=case.dtype, device=device) for fill in poison]
+    for row, context in enumerate(case.context_lens):
+        position = torch.arange(context, device=device)
+        block, offset = tables[row, position // case.block_size].long(), position % case.block_size
+        for cache in caches:
+            cache[block, offset] = normal(context, case.kv_heads, case.head_dim)
+
+    heads = case.group * case.kv_heads
+    fused = normal(sum(case.query_lens), heads + 2 * case.kv_heads, case.head_dim)
+    return Inputs(
+        query=fused[:, :heads],
+        key_cache=caches[0],
+        value_cache=caches[1],
+        batch=make_batch(tables, case.query_lens, case.context_lens),
+        scale=case.head_dim**-0.5,
+        window=case.window,
+    )
+
+
+def make_batch(block_tables: Tensor, query_lens: list[int], context_lens: list[int]) -> AttentionBatch:
+    """Counts every sequence with one query token as a decode."""
+    device = block_tables.device
+    return AttentionBatch(
+        block_tables=block_tables,
+        query_start=torch.tensor([0, *query_lens], device=device).cumsum(0).int(),
+        context_lens=torch.tensor(context_lens, dtype=torch.int32, device=device),
+        num_decodes=query_lens.count(1),
+        max_query_len=max(query_lens),
+        max_context_len=max(context_lens),
+    )
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Frobenius norm of the difference over that of `want`; NaN if either holds one."""
+    return float((got.float() - want.float()).norm() / want.float().norm())
+
+
+def case_error(case: Case, attention: Callable[..., Any], device: str = "cpu") -> float:
+    """Relative error of `attention` against the float32 reference."""
+    inputs = make_inputs(case, device)
+    return relative_error(inputs.run(attention), inputs.run(reference_attention))

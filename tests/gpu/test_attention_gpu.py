@@ -1,0 +1,136 @@
+"""The compiled attention kernel over its whole range of shapes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from kernels.attention import paged_attention
+from kernels.kv_write import write_kv
+from tests.attention_cases import (
+    BLOCK_SIZES,
+    GROUPS,
+    HEAD_DIMS,
+    TOLERANCE,
+    Case,
+    case_error,
+    make_batch,
+    make_inputs,
+    relative_error,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DECODES = ((1, 1), (1, 16), (1, 129), (1, 700))
+CHUNKS = ((7, 30), (40, 300), (150, 150), (260, 1000))
+"""Their lengths reach every size of prefill tile."""
+
+
+@pytest.fixture(scope="module")
+def compilers() -> Iterator[Executor]:
+    """Processes that run cases: each shape is a kernel of its own, and compiling them takes nearly all of the time."""
+    workers = min(16, os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def assert_cases_match(cases: list[Case], compilers: Executor) -> None:
+    errors = compilers.map(gpu_error, cases)
+    wrong = {case: error for case, error in zip(cases, errors, strict=True) if not error < TOLERANCE[case.dtype]}
+    assert not wrong
+
+
+def gpu_error(case: Case) -> float:
+    return case_error(case, paged_attention, "cuda")
+
+
+# trap 21
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_every_group_and_block_size_matches_the_reference(head_dim: int, compilers: Executor) -> None:
+    shapes = list(product(GROUPS, BLOCK_SIZES))
+    cases = [
+        Case((*DECODES, CHUNKS[at % len(CHUNKS)]), head_dim, group, block_size, torch.bfloat16)
+        for at, (group, block_size) in enumerate(shapes)
+    ]
+    assert_cases_match(cases, compilers)
+
+
+# trap 21
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_matches_the_reference(dtype: torch.dtype, compilers: Executor) -> None:
+    shapes = [(head_dim, 4) for head_dim in HEAD_DIMS] + [(64, group) for group in GROUPS]
+    assert_cases_match([Case(DECODES + CHUNKS, head_dim, group, 16, dtype) for head_dim, group in shapes], compilers)
+
+
+# trap 24
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sliding_windows_match_the_reference(dtype: torch.dtype, compilers: Executor) -> None:
+    lengths = DECODES + CHUNKS
+    cases = [Case(lengths, head_dim, 4, 16, dtype, window=100) for head_dim in HEAD_DIMS]
+    cases += [Case(lengths, 128, 4, 16, dtype, window) for window in (1, 64, 65, 999, 5000)]
+    assert_cases_match(cases, compilers)
+
+
+def test_steps_of_decodes_alone_and_of_chunks_alone_match_the_reference() -> None:
+    for lengths in (DECODES, DECODES * 50, *((chunk,) for chunk in CHUNKS), CHUNKS * 10):
+        assert gpu_error(Case(lengths, 128, 4, 16, torch.bfloat16)) < TOLERANCE[torch.bfloat16]
+
+
+# trap 20
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 100])
+def test_unused_slots_and_table_entries_reach_no_output(dtype: torch.dtype, window: int | None) -> None:
+    case = Case(DECODES + CHUNKS, 128, 4, 16, dtype, window)
+    clean = make_inputs(case, "cuda", poison=(0.0, 0.0), unused_id=0).run(paged_attention)
+    nan, inf = float("nan"), float("inf")
+    for poison, unused_id in [((nan, nan), 2**31 - 1), ((inf, -inf), -1)]:
+        dirty = make_inputs(case, "cuda", poison=poison, unused_id=unused_id).run(paged_attention)
+        assert torch.equal(dirty, clean)
+
+
+# trap 5
+def test_a_later_chunk_attends_to_what_earlier_chunks_wrote() -> None:
+    whole = make_inputs(Case(((600, 600),), 128, 4, 16, torch.bfloat16), "cuda")
+    expected = whole.run(paged_attention)
+    key_cache = torch.full_like(whole.key_cache, float("nan"))
+    value_cache = torch.full_like(whole.value_cache, float("nan"))
+    table = whole.batch.block_tables
+    for start, end in [(0, 100), (100, 101), (101, 300), (300, 600)]:
+        position = torch.arange(start, end, device="cuda")
+        block, offset = table[0, position // 16].long(), position % 16
+        write_kv(
+            whole.key_cache[block, offset],
+            whole.value_cache[block, offset],
+            key_cache,
+            value_cache,
+            block * 16 + offset,
+        )
+        batch = make_batch(table, [end - start], [end])
+        chunk = replace(whole, query=whole.query[start:end], key_cache=key_cache, value_cache=value_cache, batch=batch)
+        assert relative_error(chunk.run(paged_attention), expected[start:end]) < TOLERANCE[torch.bfloat16]
+
+
+# trap 19
+def test_blocks_beyond_2_to_the_31_elements_are_read() -> None:
+    small = make_inputs(Case(DECODES + CHUNKS, 128, 4, 16, torch.bfloat16, kv_heads=8), "cuda")
+    first = 2**31 // small.key_cache[0].numel()
+    shape = (first + small.key_cache.shape[0], *small.key_cache.shape[1:])
+    caches = [torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in "kv"]
+    caches[0][first:] = small.key_cache
+    caches[1][first:] = small.value_cache
+    used = small.batch.block_tables < small.key_cache.shape[0]
+    tables = torch.where(used, small.batch.block_tables + first, small.batch.block_tables)
+    batch = replace(small.batch, block_tables=tables)
+    large = replace(small, key_cache=caches[0], value_cache=caches[1], batch=batch)
+    assert torch.equal(large.run(paged_attention), small.run(paged_attention))
