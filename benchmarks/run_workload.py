@@ -46,7 +46,7 @@ def main() -> None:
     )
     ready = time.perf_counter() - begin
     work = WORKLOADS[options.workload]()
-    _complete(started.engine, [(prompt[:64], 8) for prompt, _ in work[:WARM_UP_REQUESTS]], options.temperature)
+    _complete(started.engine, [(prompt[:-65:-1], 8) for prompt, _ in work[:WARM_UP_REQUESTS]], options.temperature)
     seconds, steps = _complete(started.engine, work, options.temperature)
     report = _report(work, seconds, steps, started, settings.block_size)
     print(

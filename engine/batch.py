@@ -14,7 +14,7 @@ from engine.sequence import SequenceTable, Slots
 class SamplingBatch:
     """Sampling settings of the rows sampled in a step; arrays of [rows] unless said otherwise.
 
-    `seed`, `row_id`, `sample` and `position` (of the token to be drawn, counted from the start of the
+    `seed`, `draw_id`, `sample` and `position` (of the token to be drawn, counted from the start of the
     sequence) alone decide the noise. `suppressed` int64 [pairs, 2] lists (row, token id) that must not
     be drawn: end and stop tokens of rows below their `min_tokens`.
     """
@@ -24,7 +24,7 @@ class SamplingBatch:
     top_k: npt.NDArray[np.int32]
     min_p: npt.NDArray[np.float32]
     seed: npt.NDArray[np.int64]
-    row_id: npt.NDArray[np.int64]
+    draw_id: npt.NDArray[np.int64]
     sample: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
     suppressed: npt.NDArray[np.int64]
@@ -86,7 +86,7 @@ def _sampling_batch(table: SequenceTable, slots: Slots) -> SamplingBatch:
         top_k=table.top_k[slots],
         min_p=table.min_p[slots],
         seed=table.seed[slots],
-        row_id=table.row_id[slots],
+        draw_id=table.draw_id[slots],
         sample=table.sample[slots],
         position=table.num_tokens[slots],
         suppressed=_suppressed(table, slots),

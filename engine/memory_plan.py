@@ -17,6 +17,7 @@ from engine.scheduler import Limits
 GPU_RESERVE_BYTES = 1 << 30
 """Left free on a GPU: the allocator's rounding, the driver's own growth, kernels loaded later."""
 CPU_POOL_BYTES = 1 << 30
+FEW_ROWS = 127
 
 
 class OutOfMemoryError(RuntimeError):
@@ -82,20 +83,20 @@ def plan_memory(
 
 
 def _measure_activations(model: Decoder, shape: KVCacheShape, limits: Limits, sampling: Sampling) -> int:
-    """Peak bytes above the weights while the largest step runs; it compiles the kernels on the way."""
+    """Peak bytes above the weights while the largest steps run; it compiles the kernels on the way."""
     device = next(model.parameters()).device
-    batch = _largest_batch(shape.block_size, limits, sampling)
     cache = KVCache(shape, 1, device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    ModelRunner(model, cache).execute(batch)
+    # torch sorts few rows by another method than many, which takes more memory for fewer.
+    for rows in {limits.max_seqs, min(limits.max_seqs, FEW_ROWS)}:
+        ModelRunner(model, cache).execute(_largest_batch(rows, shape.block_size, limits, sampling))
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _largest_batch(block_size: int, limits: Limits, sampling: Sampling) -> Batch:
-    """`max_batch_tokens` tokens of `max_seqs` sequences, all in one block: what they say does not matter."""
-    rows = limits.max_seqs
+def _largest_batch(rows: int, block_size: int, limits: Limits, sampling: Sampling) -> Batch:
+    """`max_batch_tokens` tokens of `rows` sequences, all in one block: what they say does not matter."""
     counts = np.full(rows, min(limits.max_batch_tokens // rows, limits.max_model_len), np.int64)
     query_start = np.concatenate(([0], np.cumsum(counts)))
     positions = np.arange(query_start[-1]) - np.repeat(query_start[:-1], counts)
@@ -114,7 +115,7 @@ def _largest_batch(block_size: int, limits: Limits, sampling: Sampling) -> Batch
             top_k=np.full(rows, sampling.top_k, np.int32),
             min_p=np.full(rows, sampling.min_p, np.float32),
             seed=np.zeros(rows, np.int64),
-            row_id=np.arange(rows, dtype=np.int64),
+            draw_id=np.arange(rows, dtype=np.int64),
             sample=np.zeros(rows, np.int64),
             position=counts,
             suppressed=np.empty((0, 2), np.int64),

@@ -18,8 +18,8 @@ class Sampling:
 
     `temperature` 0 is greedy. `top_p` 1, `top_k` 0 and `min_p` 0 filter nothing. `stop` holds texts
     that end the row when they appear in its output; they are cut off. `min_tokens` holds back end
-    tokens, stop ids and stop strings. The noise of a draw is a function of (`seed`, row, sample,
-    position) alone.
+    tokens, stop ids and stop strings. The noise of a draw is a function of (`seed`, the request's
+    `draw_id`, sample, position) alone.
     """
 
     temperature: float = 0.0
@@ -38,13 +38,16 @@ class Sampling:
 class Request:
     """One prompt to complete.
 
-    `row_id` is the row's ordinal in the whole source; `token_ids` is int32 [prompt tokens].
+    `row_id` is the row's ordinal in the whole source; `token_ids` is int32 [prompt tokens]. `draw_id`
+    is what the row is called by the random generator: the row id, unless the source has ids of its own
+    that stay with a row wherever it stands.
     """
 
     row_id: int
     token_ids: TokenIds
     sampling: Sampling
     sample: int = 0
+    draw_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

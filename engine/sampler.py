@@ -15,7 +15,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
 
     Returns token ids int64 [rows] and failed bool [rows]: rows whose logits are not finite, with an
     arbitrary id. Temperature comes first, then top-k, top-p and min-p, as in transformers. The draw is
-    the Gumbel-max trick: the noise of a token depends on (seed, row, sample, position, token id)
+    the Gumbel-max trick: the noise of a token depends on (seed, draw id, sample, position, token id)
     alone, so that batch, order and preemption cannot change it.
     """
     low, high = torch.aminmax(logits, dim=-1)
@@ -71,9 +71,9 @@ def _filter_by_share(logits: Tensor, min_p: npt.NDArray[np.float32]) -> None:
 
 
 def noise_keys(batch: SamplingBatch, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Two 32-bit keys for each of `rows`, from (seed, row id, sample, position); int32 [rows, 2]."""
+    """Two 32-bit keys for each of `rows`, from (seed, draw id, sample, position); int32 [rows, 2]."""
     key = np.zeros(len(rows), np.uint64)
-    for part in (batch.seed, batch.row_id, batch.sample, batch.position):
+    for part in (batch.seed, batch.draw_id, batch.sample, batch.position):
         key = _splitmix64(key ^ part[rows].astype(np.uint64))
     return key.view(np.int32).reshape(-1, 2)
 

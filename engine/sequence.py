@@ -67,7 +67,7 @@ class SequenceTable:
         self.top_k: npt.NDArray[np.int32] = np.zeros(max_seqs, np.int32)
         self.min_p: npt.NDArray[np.float32] = np.zeros(max_seqs, np.float32)
         self.seed: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
-        self.row_id: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
+        self.draw_id: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
         self.sample: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
         self.running: Slots = np.empty(0, np.int64)  # in order of admission
         self._free_slots = list(range(max_seqs - 1, -1, -1))
@@ -95,7 +95,7 @@ class SequenceTable:
         self.prompt_tokens[slot] = len(request.token_ids)
         self.computed_before[slot] = sequence.computed_before
         self.token_limit[slot] = token_limit
-        self.row_id[slot] = request.row_id
+        self.draw_id[slot] = request.row_id if request.draw_id is None else request.draw_id
         self.sample[slot] = request.sample
         self._set_sampling(slot, request.sampling)
         self.running = np.append(self.running, slot)

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from engine.request import Request, Sampling
 from runner.config import OrderConfig, SourceConfig
+from runner.draw_ids import draw_ids
 from runner.plan import highest_hit_tokens, order_rows
 from runner.prompt import Prompt, PromptBuilder, RowError
 from runner.source_batch import Source
@@ -112,16 +113,28 @@ class WindowReader:
         token_ids = [prompt.token_ids for prompt in prompts]
         order = order_rows(token_ids, self._order.by)
         by_prefix = order if self._order.by == "prefix" else order_rows(token_ids, "prefix")
-        carried = [batch.carried for batch in batches if batch.carried is not None]
+        row_ids = np.concatenate([batch.row_ids for batch in batches])
+        parts = [batch.carried for batch in batches if batch.carried is not None]
+        carried = pa.Table.from_batches(parts).combine_chunks() if parts else None
+        names = self._draw_ids(row_ids, carried)
         return Window(
-            row_ids=np.concatenate([batch.row_ids for batch in batches]),
-            carried=pa.Table.from_batches(carried).combine_chunks() if carried else None,
-            requests=[Request(prompts[at].row_id, prompts[at].token_ids, self._sampling) for at in order],
+            row_ids=row_ids,
+            carried=carried,
+            requests=[
+                Request(prompts[at].row_id, token_ids[at], self._sampling, draw_id=names.get(prompts[at].row_id))
+                for at in order
+            ],
             errors=[row for row in built if isinstance(row, RowError)],
             texts={prompt.row_id: prompt.text for prompt in prompts if prompt.text is not None},
             prompt_tokens=sum(map(len, token_ids)),
             highest_hit_tokens=highest_hit_tokens([token_ids[at] for at in by_prefix], self._block_size),
         )
+
+    def _draw_ids(self, row_ids: RowIds, carried: pa.Table | None) -> dict[int, int]:
+        """row id -> what the row is called by the random generator, where that differs and matters."""
+        if self._rows.id_column is None or carried is None or not self._sampling.temperature:
+            return {}
+        return dict(zip(row_ids.tolist(), draw_ids(carried[self._rows.id_column], row_ids).tolist(), strict=True))
 
 
 class ReadAhead:

@@ -73,7 +73,7 @@ class FakeExecutor:
         assert np.all(counts[batch.num_decodes :] > 1)
         sequences = np.searchsorted(batch.query_start[1:] - 1, batch.sampled_tokens)
         tokens = [self._draw(batch, row, int(sequence)) for row, sequence in enumerate(sequences)]
-        failed = np.isin(batch.sampling.row_id, list(self._poison))
+        failed = np.isin(batch.sampling.draw_id, list(self._poison))
         return Drawn(np.array(tokens, np.int32), failed)
 
     def memory(self) -> tuple[int, int]:
@@ -86,7 +86,7 @@ class FakeExecutor:
         slots = table[positions // self.block_size] * self.block_size + positions % self.block_size
         sampling = batch.sampling
         assert sampling.position[row] == length
-        token = next_token(self.storage[slots].tolist(), int(sampling.row_id[row]), int(sampling.seed[row]))
+        token = next_token(self.storage[slots].tolist(), int(sampling.draw_id[row]), int(sampling.seed[row]))
         if [row, token] in batch.sampling.suppressed.tolist():
             token += 1
         return token

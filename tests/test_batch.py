@@ -32,7 +32,7 @@ def test_a_mixed_batch_lays_out_tokens_positions_and_slots() -> None:
     assert batch.block_tables.tolist() == [[9, 2], [5, 6]]
     assert batch.num_decodes == 1
     assert batch.sampled_tokens.tolist() == [0]  # the second sequence has a token left to compute
-    assert batch.sampling.row_id.tolist() == [7]
+    assert batch.sampling.draw_id.tolist() == [7]
     assert batch.sampling.position.tolist() == [5]
     assert batch.sampling.temperature.tolist() == [0.5]
     assert batch.sampling.seed.tolist() == [3]

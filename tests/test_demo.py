@@ -46,5 +46,5 @@ def test_the_demos_completions_do_not_depend_on_the_schedule(sampling: list[str]
     assert cold == plain
     assert run(tmp_path / "single", *sampling, "engine.max_seqs=1")[0] == plain
     table = pq.read_table(resolve_path("package://jobs/demo/support.parquet")).slice(0, ROWS)
-    pq.write_table(table.take(list(range(ROWS))[::-1][3:] + [2, 0, 1]), tmp_path / "shuffled.parquet")
+    pq.write_table(table.take([*range(ROWS - 1, 4, -1), 2, 0, 4, 1, 3]), tmp_path / "shuffled.parquet")
     assert run(tmp_path / "shuffled", *sampling, f"source.path={tmp_path / 'shuffled.parquet'}")[0] == plain

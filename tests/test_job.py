@@ -121,6 +121,19 @@ def test_shuffled_rows_get_the_same_completions(tiny: TinyJob) -> None:
     assert output.texts() == plain.texts()
 
 
+def test_shuffled_rows_with_ids_draw_the_same_noise(tiny: TinyJob) -> None:
+    # trap 13
+    seeded = ["sampling.temperature=0.9", "sampling.seed=5", "source.id_column=key", "source.limit=40"]
+    table = pa.table({"question": questions(40), "key": [f"row {row}" for row in range(40)]})
+    plain = tiny.run("keys", *seeded, f"source.path={tiny.write(table, 'keys.parquet')}").completions
+    shuffled = table.take(np.random.default_rng(4).permutation(40))
+    output = tiny.run("keys-shuffled", *seeded, f"source.path={tiny.write(shuffled, 'keys-shuffled.parquet')}")
+    assert {row["id"]: row["completion"] for row in output.completions} == {
+        row["id"]: row["completion"] for row in plain
+    }
+    assert len({row["completion"] for row in plain}) > 35  # equal questions, each with a draw of its own
+
+
 def test_a_finished_job_does_nothing_when_run_again(tiny: TinyJob, capsys: pytest.CaptureFixture[str]) -> None:
     # trap 45
     tiny.run("again")

@@ -28,7 +28,7 @@ def settings(
         top_k=np.full(rows, top_k, np.int32),
         min_p=np.full(rows, min_p, np.float32),
         seed=np.zeros(rows, np.int64),
-        row_id=np.arange(rows, dtype=np.int64),
+        draw_id=np.arange(rows, dtype=np.int64),
         sample=np.zeros(rows, np.int64),
         position=np.full(rows, 5, np.int64),
         suppressed=np.empty((0, 2), np.int64),
@@ -115,7 +115,7 @@ def test_row_sample_position_and_seed_each_change_the_noise() -> None:
     batch = settings(5)
     changed = dataclasses.replace(
         batch,
-        row_id=np.array([0, 1, 0, 0, 0]),
+        draw_id=np.array([0, 1, 0, 0, 0]),
         sample=np.array([0, 0, 1, 0, 0]),
         position=np.array([5, 5, 5, 6, 5]),
         seed=np.array([0, 0, 0, 0, 1]),

@@ -33,7 +33,7 @@ def test_float32_gives_the_tokens_of_the_cpu(
     family: str, heads: int, kv_heads: int, head_dim: int, temperature: float, tmp_path: Path
 ) -> None:
     reference = save_tiny_model(
-        tmp_path, family, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim
+        tmp_path, family, hidden_size=96, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim
     )
     sampling = {"max_tokens": 24, "ignore_eos": True, "temperature": temperature, "seed": 4}
     tight = {"max_seqs": 6, "max_batch_tokens": 64, "kv_memory": 1 << 24}
