@@ -42,7 +42,7 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         parts = ("weights", "activations", "graphs", "pool", "reserve", "others")
-        sizes = ", ".join(f"{part} {getattr(self, part) / 2**30:.2f} GiB" for part in parts)
+        sizes = ", ".join(f"{part} {size / 2**30:.2f} GiB" for part in parts if (size := getattr(self, part)))
         return f"{sizes}: {self.num_blocks} blocks"
 
 

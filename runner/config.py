@@ -127,7 +127,7 @@ class SinkConfig:
 
     path: str = MISSING
     rows_per_part: int = 100_000
-    commit_every: str = "10000"
+    commit_every: str = "60s"
     compression: str = choice("zstd", "snappy", "gzip", "lz4", "none")
     keep_columns: list[str] = field(default_factory=list)
     token_ids: bool | None = None

@@ -95,6 +95,6 @@ def _pool(summary: Summary) -> str:
 
 
 def _memory(summary: Summary) -> str:
-    plan = [f"{name} {size / _MIB:,.0f} MiB" for name, size in summary.memory_plan.items()]
+    plan = [f"{name} {size / _MIB:,.0f} MiB" for name, size in summary.memory_plan.items() if size]
     peak = [f"peak {summary.peak_bytes / _MIB:,.0f} MiB"] if summary.peak_bytes else []
     return ", ".join([*plan, *peak])

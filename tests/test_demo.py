@@ -13,7 +13,7 @@ import torch
 from runner.__main__ import main
 from runner.paths import resolve_path
 
-ROWS = 20
+ROWS = 12
 pytestmark = pytest.mark.slow
 
 
