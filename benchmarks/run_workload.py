@@ -59,7 +59,7 @@ def main() -> None:
                 **report,
                 "device": started.device_name,
                 "date": datetime.now(UTC).date().isoformat(),
-                "commit": _commit(),
+                "commit": options.commit or _commit(),
                 "versions": {name: version(name) for name in ("torch", "triton", "transformers")},
             }
         )
@@ -73,6 +73,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--kv-memory", help="size of the K/V pool, such as 4GiB; all there is if unset")
+    parser.add_argument("--commit", help="of the code that runs, where git cannot tell")
     return parser.parse_args()
 
 

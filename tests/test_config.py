@@ -55,7 +55,8 @@ def test_sizes_and_intervals_are_given_parsed() -> None:
     assert EngineSection().kv_memory_bytes is None
     assert EngineSection(kv_memory="1MiB").kv_memory_bytes == 2**20
     assert OrderConfig().window_bytes == 2**31
-    assert SinkConfig().commit_interval == CommitEvery(rows=10_000)
+    assert SinkConfig().commit_interval == CommitEvery(seconds=60.0)
+    assert SinkConfig(commit_every="500").commit_interval == CommitEvery(rows=500)
 
 
 def test_the_configuration_is_frozen() -> None:
