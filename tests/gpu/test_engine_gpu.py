@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -54,17 +55,19 @@ def test_the_noise_is_that_of_the_cpu() -> None:
 
 
 def test_the_peak_stays_inside_the_memory_plan(tmp_path: Path) -> None:
-    # trap 38, 39
+    # traps 38, 39
     save_tiny_model(tmp_path, "llama", head_dim=64, hidden_size=512, vocab_size=50_000, max_position_embeddings=4096)
     config = read_model_config(tmp_path)
     settings = EngineSettings(kv_memory=1 << 28, max_seqs=200, max_batch_tokens=2048)
     sampling = Sampling(temperature=0.7, top_p=0.9, top_k=50)
+    gc.collect()
+    before = torch.cuda.memory_allocated()
     started = start(tmp_path, config, settings, resolve(settings, config), sampling, end_token_ids=())
     plan = started.memory_plan
     rng = np.random.default_rng(1)
     work = [rng.integers(0, 256, size).tolist() for size in rng.integers(1, 300, 400)]
     complete(started, work, max_tokens=20, temperature=0.7, top_p=0.9, top_k=50)
-    assert started.peak_bytes() <= plan.weights + plan.pool + plan.activations * 1.05 + (1 << 20)
+    assert started.peak_bytes() - before <= plan.weights + plan.pool + plan.activations * 1.02 + (1 << 20)
 
 
 def test_the_pool_takes_what_is_free_less_the_reserve(tmp_path: Path) -> None:
