@@ -20,7 +20,7 @@ from runner.merge import sort_rows
 from runner.output_schema import ID_COLUMN, STATS_SCHEMA
 from runner.part_file import write_part
 from runner.records import CommitRecord, FileRecord, RowTotals
-from runner.storage import install, sync_folder
+from runner.storage import StorageError, install, sync_folder
 
 # Text of one part stays far below 2 GiB, where a column of strings with 32-bit offsets ends.
 _MAX_BUFFERED_BYTES = 1 << 30
@@ -46,7 +46,8 @@ class Sink:
     """Buffers rows and steps, and commits them as one part when `sink.commit_every` says so.
 
     A part never holds more than `sink.rows_per_part` rows. What is not committed when the process
-    ends is lost and runs again. As a context manager it commits the rest on a normal exit only.
+    ends is lost and runs again. As a context manager it commits the rest, also when something else
+    failed (finished rows stay finished), but not after storage did, or when told to leave at once.
 
     Args:
         ledger: the shard, open and not complete.
@@ -76,10 +77,8 @@ class Sink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
+        if kind is None or (issubclass(kind, Exception) and not issubclass(kind, StorageError)):
+            self.commit()
 
     def write(self, rows: Sequence[OutputRow], carried: pa.RecordBatch | None) -> None:
         """Take finished rows, committing when a part is due.
@@ -131,14 +130,6 @@ class Sink:
         )
         sync_folder(layout.parts)
         self._ledger.commit(number, record)
-
-    def close(self) -> None:
-        """Commit what is buffered; raises like `commit`."""
-        self.commit()
-
-    def abandon(self) -> None:
-        """Drop what is buffered."""
-        self._clear()
 
     def _buffer(self, rows: Sequence[OutputRow], carried: pa.RecordBatch | None) -> None:
         self._rows += rows

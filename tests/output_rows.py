@@ -86,7 +86,7 @@ def commit_rows(ledger: Ledger, row_ids: Iterable[int], *, config: SinkConfig | 
     for step in range(steps):
         sink.record_step(step_stats(step))
     sink.write([output_row(row_id) for row_id in row_ids], None)
-    sink.close()
+    sink.commit()
 
 
 def publish_rows(ledger: Ledger, expected_rows: int, **config: Any) -> None:

@@ -340,3 +340,28 @@ def test_what_cannot_run_is_refused_by_name(
     message = capsys.readouterr().err
     assert words in message
     assert "Traceback" not in message
+
+
+def test_rows_finished_before_the_input_turns_out_broken_stay_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = TinyJob(tmp_path)
+    path = tmp_path / "rows.parquet"
+    rows = [f"{row} " * 400 for row in range(600)]
+    pq.write_table(pa.table({"question": rows}), path, row_group_size=50, use_dictionary=False)
+    intact = path.read_bytes()
+    last = pq.ParquetFile(path).metadata.row_group(11).column(0)
+    start, size = last.data_page_offset, last.total_compressed_size
+    path.write_bytes(intact[:start] + bytes(size) + intact[start + size :])
+    small = ["order.window=64KiB", "prompt.on_too_long=truncate_left", "sampling.max_tokens=4"]
+
+    assert job.run("out", *small).code == 2
+    message = capsys.readouterr().err
+    assert str(path) in message
+    assert "row group 11" in message
+    assert len(list((tmp_path / "out/_commits").glob("shard-00000-part-*.json"))) == 1
+    path.write_bytes(intact)
+    output = job.run("out", *small)
+    assert output.code == 0
+    assert "resuming: " in capsys.readouterr().err
+    assert [row["row_id"] for row in output.completions] == list(range(600))

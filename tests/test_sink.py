@@ -213,7 +213,7 @@ def test_steps_after_the_last_row_are_kept(tmp_path):
     with open_ledger(tmp_path) as ledger, Sink(ledger, config(tmp_path, commit_every="1")) as sink:
         sink.write([output_row(0)], None)
         sink.record_step(step_stats(0))
-        sink.close()
+        sink.commit()
         publish_rows(ledger, 1)
     assert read_folder(tmp_path / "stats").column("step").to_pylist() == [0]
 
@@ -224,19 +224,23 @@ def test_an_empty_sink_commits_nothing(tmp_path):
     assert records(tmp_path) == []
 
 
-def fail_after_a_commit(out: Path) -> None:
+def fail_after_a_commit(out: Path, error: BaseException) -> None:
     with open_ledger(out) as ledger, Sink(ledger, config(out)) as sink:
         sink.write([output_row(0)], None)
         sink.commit()
         sink.write([output_row(1)], None)
-        raise RuntimeError
+        raise error
 
 
-def test_an_error_in_the_job_drops_what_is_not_committed(tmp_path):
-    with pytest.raises(RuntimeError):
-        fail_after_a_commit(tmp_path)
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [(RuntimeError(), [0, 1]), (StorageError(Path("x"), OSError()), [0]), (KeyboardInterrupt(), [0])],
+)
+def test_finished_rows_are_kept_unless_storage_failed_or_it_is_to_end_at_once(tmp_path, error, kept):
+    with pytest.raises(type(error)):
+        fail_after_a_commit(tmp_path, error)
     with open_ledger(tmp_path) as ledger:
-        assert ledger.committed_rows().tolist() == [0]
+        assert ledger.committed_rows().tolist() == kept
 
 
 _FULL_DISK = """
