@@ -12,6 +12,7 @@ import pytest
 from runner.config import SinkConfig
 from runner.output_schema import STATS_SCHEMA, completion_schema
 from runner.sink import Sink
+from runner.storage import StorageError
 from tests.output_rows import (
     SCHEMA,
     error_row,
