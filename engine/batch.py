@@ -29,6 +29,21 @@ class SamplingBatch:
     position: npt.NDArray[np.int64]
     suppressed: npt.NDArray[np.int64]
 
+    def take(self, rows: slice) -> SamplingBatch:
+        """The settings of a contiguous range of rows, `suppressed` renumbered to it."""
+        inside = (self.suppressed[:, 0] >= rows.start) & (self.suppressed[:, 0] < rows.stop)
+        return SamplingBatch(
+            temperature=self.temperature[rows],
+            top_p=self.top_p[rows],
+            top_k=self.top_k[rows],
+            min_p=self.min_p[rows],
+            seed=self.seed[rows],
+            draw_id=self.draw_id[rows],
+            sample=self.sample[rows],
+            position=self.position[rows],
+            suppressed=self.suppressed[inside] - (rows.start, 0),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.prefix_index import BlockState, PrefixIndex
+from engine.prefix_index import BlockIds, PrefixIndex
 
 Blocks = npt.NDArray[np.int32]
 
@@ -70,14 +70,14 @@ class BlockPool:
 
     def acquire(self, blocks: Sequence[int]) -> None:
         """Hold blocks that the index named, one more reference each."""
-        for block in blocks:
-            if not self._references[block]:
-                del self._cached[block]
-            self._references[block] += 1
+        held = np.asarray(blocks, np.int32)
+        for block in held[self._references[held] == 0].tolist():
+            del self._cached[block]
+        self._references[held] += 1
 
     def unreferenced(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` are held by nobody: those that `acquire` would make unavailable."""
-        return sum(not self._references[block] for block in blocks)
+        return int(np.count_nonzero(self._references[np.asarray(blocks, np.int32)] == 0))
 
     def release(self, blocks: Blocks) -> None:
         """Give back one reference of each block; `blocks` in sequence order.
@@ -89,14 +89,21 @@ class BlockPool:
             raise AssertionError(f"blocks released more often than held: {blocks[self._references[blocks] < 1]}")
         self._references[blocks] -= 1
         for block in blocks[self._references[blocks] == 0][::-1].tolist():
-            if self._index.state(block) is BlockState.WRITTEN:
+            if self._index.is_written(block):
                 self._cached[block] = None
             else:
                 self._index.remove(block)  # nobody is left to fill it
                 self._push_free(block)
 
+    def forget(self, blocks: BlockIds) -> None:
+        """Let nobody find `blocks` (in sequence order) or what follows them again; those held stay held."""
+        for block in self._index.forget(blocks):
+            if block in self._cached:
+                del self._cached[block]
+                self._push_free(block)
+
     def check(self) -> None:
-        """Assert the pool's identity; for tests and after a failure."""
+        """Assert the pool's identity; for tests."""
         live = int(np.count_nonzero(self._references))
         if live + self.cached + self.free != self.total or np.any(self._references < 0):
             raise AssertionError(f"live {live} + cached {self.cached} + free {self.free} != total {self.total}")

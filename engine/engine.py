@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Items
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from engine.batch import Batch, build_batch
+from engine.batch import build_batch
 from engine.block_pool import BlockPool
+from engine.executor import Drawn, Executor
 from engine.prefix_index import PrefixIndex
 from engine.request import Completion, FinishReason, Request
 from engine.scheduler import Limits, Schedule, Scheduler
 from engine.sequence import Sequence, SequenceTable, Slots
 from engine.stats import StepStats
 from engine.stop_strings import Decode, StopMatcher
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """What a step sampled: `token_ids` int32 [rows]; `failed` bool [rows], rows whose logits were not finite."""
-
-    token_ids: npt.NDArray[np.int32]
-    failed: npt.NDArray[np.bool_]
-
-
-class Executor(Protocol):
-    """Computes a batch: writes its K/V and draws the sampled tokens."""
-
-    def execute(self, batch: Batch) -> Drawn: ...
-
-    def memory(self) -> tuple[int, int]:
-        """Bytes the device allocator has given out and reserved; zeros on a CPU."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +52,7 @@ class Engine:
         self._decode = decode
         self._index = PrefixIndex(num_blocks, block_size)
         self._pool = BlockPool(num_blocks, self._index)
-        self._table = SequenceTable(limits.max_seqs, limits.max_model_len, block_size, end_token_ids)
+        self._table = SequenceTable(limits.max_seqs, block_size, end_token_ids)
         self._scheduler = Scheduler(self._table, self._pool, self._index, limits, prefix_cache=prefix_cache)
         self._refused: list[Completion] = []
         self._steps = 0
@@ -110,13 +91,11 @@ class Engine:
         If the executor raises, every running sequence goes back to waiting, nothing unwritten stays
         in the prefix index, and the exception is passed on.
         """
-        started, clock, evictions = time.time_ns() // 1000, time.perf_counter_ns(), self._pool.evictions
+        started, clock, evicted = time.time_ns() // 1000, time.perf_counter_ns(), self._pool.evictions
         schedule = self._scheduler.schedule()
         if schedule is None:
             return StepResult(self._take_refused(), None)
-        running, waiting = self.num_running, self.num_waiting
-        live, cached, free = self._pool.live, self._pool.cached, self._pool.free
-        evictions = self._pool.evictions - evictions
+        stats = self._stats_at_launch(schedule, started, self._pool.evictions - evicted)
         try:
             drawn = self._executor.execute(build_batch(self._table, schedule.slots, schedule.counts))
         except BaseException:
@@ -124,13 +103,21 @@ class Engine:
             raise
         self._scheduler.settle(schedule)
         completions = self._take_refused() + self._advance(schedule, drawn)
+        self._steps += 1
+        return StepResult(completions, replace(stats, duration_us=(time.perf_counter_ns() - clock) // 1000))
+
+    def cancel(self) -> list[Request]:
+        """Drop all requests, running and waiting, and free their blocks; what was dropped, in order."""
+        return [sequence.request for sequence in self._scheduler.cancel()]
+
+    def _stats_at_launch(self, schedule: Schedule, started: int, evictions: int) -> StepStats:
         allocated, reserved = self._executor.memory()
-        stats = StepStats(
+        return StepStats(
             step=self._steps,
             started_at=started,
-            duration_us=(time.perf_counter_ns() - clock) // 1000,
-            running=running,
-            waiting=waiting,
+            duration_us=0,
+            running=self.num_running,
+            waiting=self.num_waiting,
             prefill_tokens=schedule.prefill_tokens,
             decode_tokens=schedule.decode_tokens,
             dropped_tokens=0,
@@ -138,33 +125,24 @@ class Engine:
             recomputed_tokens=schedule.recomputed_tokens,
             inflight_hit_tokens=schedule.inflight_hit_tokens,
             blocks_total=self._pool.total,
-            blocks_live=live,
-            blocks_cached=cached,
-            blocks_free=free,
+            blocks_live=self._pool.live,
+            blocks_cached=self._pool.cached,
+            blocks_free=self._pool.free,
             slack_tokens=schedule.slack_tokens,
             evictions=evictions,
             preemptions=schedule.preemptions,
             gpu_allocated_bytes=allocated,
             gpu_reserved_bytes=reserved,
         )
-        self._steps += 1
-        return StepResult(completions, stats)
-
-    def cancel(self) -> list[Request]:
-        """Drop all requests, running and waiting, and free their blocks; what was dropped, in order."""
-        self._scheduler.preempt_all()
-        dropped = [sequence.request for sequence in self._scheduler.waiting]
-        self._scheduler.waiting.clear()
-        return dropped
 
     def _problem(self, request: Request) -> str | None:
         """Why a request can never run, or None."""
         length, limit = len(request.token_ids), self.limits.max_model_len - 1
         if not length:
-            return f"row {request.row_id}: the prompt has no tokens"
+            return "the prompt has no tokens"
         if length > limit:
             return (
-                f"row {request.row_id}: the prompt has {length} tokens, and at most {limit} fit "
+                f"the prompt has {length} tokens, and at most {limit} fit "
                 f"(max_model_len {self.limits.max_model_len} less one token of output)"
             )
         return None
@@ -177,22 +155,21 @@ class Engine:
         """Append the drawn tokens and end the sequences that are done."""
         table, slots = self._table, schedule.slots
         sampled = slots[table.num_computed[slots] == table.num_tokens[slots]]
-        completions = [self._end_failed(slot) for slot in sampled[drawn.failed].tolist()]
+        completions = self._end_failed(sampled[drawn.failed])
         going, token_ids = sampled[~drawn.failed], drawn.token_ids[~drawn.failed]
         table.append_token(going, token_ids)
-        stopped = (table.stop_ids[going] == token_ids[:, None]).any(axis=1)
-        stop_at = self._match_stop_strings(going[~stopped])
-        full = table.num_tokens[going] >= table.token_limit[going]
-        ended = stopped | full | np.isin(going, list(stop_at))
-        for slot, by_token in zip(going[ended].tolist(), stopped[ended].tolist(), strict=True):
-            reason: FinishReason = "stop" if by_token or slot in stop_at else "length"
-            completions.append(_completion(self._scheduler.finish(slot), reason, stop_at.get(slot)))
+        stop_at = self._match_stop_strings(going)
+        stopped = (table.stop_ids[going] == token_ids[:, None]).any(axis=1) | np.isin(going, list(stop_at))
+        ended = stopped | (table.num_tokens[going] >= table.token_limit[going])
+        for slot, by_stop in zip(going[ended].tolist(), stopped[ended].tolist(), strict=True):
+            reason: FinishReason = "stop" if by_stop else "length"
+            completions.append(_completion(self._scheduler.finish(slot), reason, stop_at=stop_at.get(slot)))
         return completions
 
-    def _end_failed(self, slot: int) -> Completion:
-        sequence = self._scheduler.finish(slot)
-        row, position = sequence.request.row_id, len(sequence.request.token_ids) + len(sequence.output)
-        return _error(sequence, f"row {row}: the model's logits are not finite at token {position}")
+    def _end_failed(self, slots: Slots) -> list[Completion]:
+        """End sequences whose logits are not finite, but for those that get another try."""
+        ended = [sequence for slot in slots.tolist() if (sequence := self._scheduler.fail(slot)) is not None]
+        return [_error(sequence, f"the logits after token {len(sequence.tokens)} are not finite") for sequence in ended]
 
     def _match_stop_strings(self, slots: Slots) -> dict[int, int]:
         """Slots whose output now holds a stop string, with the characters before it."""
@@ -206,7 +183,7 @@ class Engine:
         return found
 
 
-def run(engine: Engine, requests: Items[Request]) -> list[Completion]:
+def run(engine: Engine, requests: Iterable[Request]) -> list[Completion]:
     """Complete all `requests` and return the completions in order of (row, sample)."""
     for request in requests:
         engine.add(request)
@@ -216,7 +193,9 @@ def run(engine: Engine, requests: Items[Request]) -> list[Completion]:
     return sorted(completions, key=lambda completion: (completion.row_id, completion.sample))
 
 
-def _completion(sequence: Sequence, reason: FinishReason, stop_at: int | None) -> Completion:
+def _completion(
+    sequence: Sequence, reason: FinishReason, *, stop_at: int | None = None, error: str | None = None
+) -> Completion:
     return Completion(
         row_id=sequence.request.row_id,
         sample=sequence.request.sample,
@@ -224,17 +203,10 @@ def _completion(sequence: Sequence, reason: FinishReason, stop_at: int | None) -
         finish_reason=reason,
         prompt_tokens=len(sequence.request.token_ids),
         cached_tokens=sequence.cached_tokens or 0,
+        error=error,
         stop_at=stop_at,
     )
 
 
 def _error(sequence: Sequence, problem: str) -> Completion:
-    return Completion(
-        row_id=sequence.request.row_id,
-        sample=sequence.request.sample,
-        token_ids=sequence.output,
-        finish_reason="error",
-        prompt_tokens=len(sequence.request.token_ids),
-        cached_tokens=sequence.cached_tokens or 0,
-        error=problem,
-    )
+    return _completion(sequence, "error", error=f"row {sequence.request.row_id}: {problem}")

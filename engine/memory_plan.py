@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +54,7 @@ def plan_memory(
 
     On a GPU the pool gets what is free now less the measured peak of a full-size step and a reserve;
     on a CPU `CPU_POOL_BYTES`. `kv_memory` (bytes) is taken as given instead. Raises OutOfMemoryError
-    if not even one block fits or, on a GPU, if `kv_memory` is more than there is.
+    if not even one block fits or if `kv_memory` is more than there is.
     """
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     device = next(model.parameters()).device
@@ -66,11 +67,12 @@ def plan_memory(
         room = free - activations - reserve
     else:
         activations = reserve = others = 0
-        room = CPU_POOL_BYTES if kv_memory is None else kv_memory
-    pool = room if kv_memory is None else kv_memory
+        room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - weights
+    automatic = room if device.type == "cuda" else CPU_POOL_BYTES
+    pool = automatic if kv_memory is None else kv_memory
     if pool > room:
         raise OutOfMemoryError(
-            f"engine.kv_memory is {pool} bytes, and {max(room, 0)} are left beside weights ({weights}), "
+            f"the K/V pool would take {pool} bytes, and {max(room, 0)} are left beside weights ({weights}), "
             f"activations ({activations}), reserve ({reserve}) and other programs ({others}): lower it or leave it auto"
         )
     num_blocks = pool // shape.block_bytes
@@ -97,7 +99,8 @@ def _measure_activations(model: Decoder, shape: KVCacheShape, limits: Limits, sa
 
 def _largest_batch(rows: int, block_size: int, limits: Limits, sampling: Sampling) -> Batch:
     """`max_batch_tokens` tokens of `rows` sequences, all in one block: what they say does not matter."""
-    counts = np.full(rows, min(limits.max_batch_tokens // rows, limits.max_model_len), np.int64)
+    each, left = divmod(limits.max_batch_tokens, rows)
+    counts = np.minimum(each + (np.arange(rows)[::-1] < left), limits.max_model_len)  # single tokens come first
     query_start = np.concatenate(([0], np.cumsum(counts)))
     positions = np.arange(query_start[-1]) - np.repeat(query_start[:-1], counts)
     return Batch(
@@ -106,8 +109,8 @@ def _largest_batch(rows: int, block_size: int, limits: Limits, sampling: Samplin
         slot_mapping=positions % block_size,
         query_start=query_start.astype(np.int32),
         context_lens=counts.astype(np.int32),
-        block_tables=np.zeros((rows, -(-int(counts[0]) // block_size)), np.int32),
-        num_decodes=rows if counts[0] == 1 else 0,
+        block_tables=np.zeros((rows, -(-int(counts.max()) // block_size)), np.int32),
+        num_decodes=int(np.count_nonzero(counts == 1)),
         sampled_tokens=query_start[1:] - 1,
         sampling=SamplingBatch(
             temperature=np.full(rows, sampling.temperature, np.float32),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, SamplingBatch
-from engine.engine import Drawn
+from engine.batch import Batch
+from engine.executor import Drawn
 from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
 from engine.sampler import sample
@@ -46,7 +44,7 @@ class ModelRunner:
             return Drawn(np.empty(0, np.int32), np.empty(0, np.bool_))
         hidden = hidden[self._upload(batch.sampled_tokens)]
         drawn = [
-            sample(self._logits(hidden[rows]), _rows_of(batch.sampling, rows))
+            sample(self._logits(hidden[rows]), batch.sampling.take(rows))
             for rows in _slices(len(hidden), SAMPLED_ROWS_AT_ONCE)
         ]
         token_ids, failed = (torch.cat(parts).cpu().numpy() for parts in zip(*drawn, strict=True))
@@ -77,15 +75,3 @@ class ModelRunner:
 
 def _slices(count: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-def _rows_of(sampling: SamplingBatch, rows: slice) -> SamplingBatch:
-    """The settings of a contiguous range of rows, `suppressed` renumbered to it."""
-    pairs = sampling.suppressed
-    inside = (pairs[:, 0] >= rows.start) & (pairs[:, 0] < rows.stop)
-    parts = {
-        field.name: getattr(sampling, field.name)[rows]
-        for field in dataclasses.fields(sampling)
-        if field.name != "suppressed"
-    }
-    return SamplingBatch(**parts, suppressed=pairs[inside] - (rows.start, 0))

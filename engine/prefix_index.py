@@ -46,6 +46,7 @@ class PrefixIndex:
         self.block_size = block_size
         self._blocks: dict[BlockKey, int] = {}
         self._keys: list[BlockKey | None] = [None] * num_blocks
+        self._parents: npt.NDArray[np.int32] = np.full(num_blocks, ROOT, np.int32)
         self._children: npt.NDArray[np.int32] = np.zeros(num_blocks, np.int32)
         self._state: npt.NDArray[np.int8] = np.zeros(num_blocks, np.int8)
 
@@ -55,6 +56,10 @@ class PrefixIndex:
     def state(self, block: int) -> BlockState:
         """What the index promises about `block`."""
         return BlockState(int(self._state[block]))
+
+    def is_written(self, block: int) -> bool:
+        """Whether `block` is indexed and has its K/V."""
+        return bool(self._state[block] == BlockState.WRITTEN)
 
     def is_leaf(self, block: int) -> bool:
         """Whether no indexed block continues `block`."""
@@ -94,6 +99,7 @@ class PrefixIndex:
                 return
             if self._keys[block] is None:
                 self._keys[block] = entry
+                self._parents[block] = parent
                 self._state[block] = state
                 if parent != ROOT:
                     self._children[parent] += 1
@@ -109,8 +115,25 @@ class PrefixIndex:
         del self._blocks[key]
         self._keys[block] = None
         self._state[block] = BlockState.UNINDEXED
+        self._parents[block] = ROOT
         if key.parent != ROOT:
             self._children[key.parent] -= 1
+
+    def forget(self, blocks: BlockIds) -> list[int]:
+        """Remove `blocks` (in sequence order) and all that follow them, whoever holds them; what was removed.
+
+        For content that cannot be trusted. Takes time in the number of blocks there are.
+        """
+        doomed = [block for block in map(int, blocks) if self._keys[block] is not None]
+        level = np.array(doomed, np.int64)
+        while len(level):
+            following = np.isin(self._parents, level)
+            following[doomed] = False
+            level = np.flatnonzero(following)
+            doomed += level.tolist()
+        for block in reversed(doomed):
+            self.remove(block)
+        return doomed
 
     def mark(self, blocks: npt.NDArray[np.int32], before: BlockState, after: BlockState) -> None:
         """Move those of `blocks` that are in state `before` to `after`."""

@@ -19,7 +19,7 @@ class Sampling:
     `temperature` 0 is greedy. `top_p` 1, `top_k` 0 and `min_p` 0 filter nothing. `stop` holds texts
     that end the row when they appear in its output; they are cut off. `min_tokens` holds back end
     tokens, stop ids and stop strings. The noise of a draw is a function of (`seed`, the request's
-    `draw_id`, sample, position) alone.
+    `draw_id`, sample, position) alone. Raises ValueError for `max_tokens` below 1 or an empty stop string.
     """
 
     temperature: float = 0.0
@@ -32,6 +32,10 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1 or not all(self.stop):
+            raise ValueError(f"max_tokens {self.max_tokens} must be 1 or more, and stop strings {self.stop} not empty")
 
 
 @dataclass(frozen=True, slots=True)

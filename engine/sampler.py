@@ -20,8 +20,9 @@ def sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
     """
     low, high = torch.aminmax(logits, dim=-1)
     failed = ~(torch.isfinite(low) & torch.isfinite(high))
-    if len(batch.suppressed):
-        pairs = torch.from_numpy(batch.suppressed).to(logits.device)
+    suppressed = batch.suppressed[batch.suppressed[:, 1] < logits.shape[1]]
+    if len(suppressed):
+        pairs = torch.from_numpy(suppressed).to(logits.device)
         logits[pairs[:, 0], pairs[:, 1]] = -torch.inf
     random = np.flatnonzero(batch.temperature > 0)
     if len(random):
@@ -35,6 +36,9 @@ def _perturb(logits: Tensor, rows: npt.NDArray[np.int64], batch: SamplingBatch) 
     everything = len(rows) == len(logits)
     at = torch.from_numpy(rows).to(device)
     chosen = logits if everything else logits[at]
+    chosen -= chosen.amax(
+        dim=-1, keepdim=True
+    )  # a tiny temperature may drive the others to -inf, never the best to inf
     chosen /= torch.from_numpy(batch.temperature[rows])[:, None].to(device)
     _filter_by_rank(chosen, batch.top_k[rows], batch.top_p[rows])
     _filter_by_share(chosen, batch.min_p[rows])

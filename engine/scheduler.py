@@ -110,17 +110,16 @@ class Scheduler:
         self._filling.clear()
 
     def abandon(self, step: Schedule) -> None:
-        """Put every running sequence back, as if none of the scheduled step had happened."""
-        self.preempt_all()
+        """Put every running sequence back, as if none of the scheduled step had happened.
+
+        Latest first: what follows an unwritten block leaves the index before it.
+        """
+        for slot in self._table.running[::-1].tolist():
+            self._preempt(slot)
         for admitted in step.admitted:  # its hits are counted when it is admitted again
             admitted.sequence.cached_tokens = admitted.cached_tokens
             admitted.sequence.computed_before = admitted.computed_before
         self._filling.clear()
-
-    def preempt_all(self) -> None:
-        """Put every running sequence back; latest first: what follows an unwritten block leaves the index before it."""
-        for slot in self._table.running[::-1].tolist():
-            self._preempt(slot)
 
     def finish(self, slot: int) -> Sequence:
         """Take a sequence out for good and give back its blocks."""
@@ -129,6 +128,33 @@ class Scheduler:
             self._forget_generated(held[self._table.prompt_tokens[slot] // self._block_size :])
         self._pool.release(held)
         return self._table.remove(slot)
+
+    def fail(self, slot: int) -> Sequence | None:
+        """Take out a sequence whose K/V cannot be trusted, and let nobody find its blocks again.
+
+        If it found a part of them, it may have caught what another sequence has: it goes first in line
+        to run once more alone, and None is returned.
+        """
+        held = self._table.held_blocks(slot)
+        self._pool.forget(held)
+        self._pool.release(held)
+        sequence = self._table.remove(slot)
+        if not sequence.found_tokens:
+            return sequence
+        sequence.alone = True
+        self.waiting.appendleft(sequence)
+        return None
+
+    def cancel(self) -> list[Sequence]:
+        """Take out all sequences, running ones first; what they generated is not indexed any more."""
+        running = [self.finish(slot) for slot in self._table.running[::-1].tolist()][::-1]
+        waiting = list(self.waiting)
+        for sequence in waiting:
+            if len(sequence.output):  # it was preempted
+                found = self._index.match(sequence.tokens, len(sequence.tokens) // self._block_size)
+                self._pool.forget(found[len(sequence.request.token_ids) // self._block_size :])
+        self.waiting.clear()
+        return running + waiting
 
     def _make_room(self) -> int:
         """Give every sequence a block for its next token, preempting the latest until it works."""
@@ -147,7 +173,7 @@ class Scheduler:
         """Take a running sequence's blocks; it goes first in line and computes again what is not cached by then."""
         table = self._table
         held = table.held_blocks(slot)
-        if self._prefix_cache:
+        if self._prefix_cache and not table.sequence(slot).alone:
             self._index_generated(slot, held)
         self._pool.release(held)
         self.waiting.appendleft(table.remove(slot))
@@ -203,7 +229,8 @@ class Scheduler:
         """Start a sequence if its blocks are there; its slot, or None if it must wait."""
         tokens, size = sequence.tokens, self._block_size
         # At least one token is computed, so that there is something to sample from.
-        matched = self._index.match(tokens, (len(tokens) - 1) // size) if self._prefix_cache else []
+        shares = self._prefix_cache and not sequence.alone
+        matched = self._index.match(tokens, (len(tokens) - 1) // size) if shares else []
         if self._index.in_state(matched, BlockState.PENDING):
             return None  # another sequence is about to fill this block: share it then
         needed = -(-len(tokens) // size) - len(matched)
@@ -219,7 +246,7 @@ class Scheduler:
         prompt = len(sequence.request.token_ids)
         limit = min(prompt + sequence.request.sampling.max_tokens, self._limits.max_model_len)
         slot = self._table.admit(sequence, blocks, len(matched) * size, limit)
-        if self._prefix_cache:
+        if shares:
             self._index.insert(tokens, blocks, len(matched), prompt // size, BlockState.PENDING)
         return slot
 
@@ -233,6 +260,7 @@ class Scheduler:
         step.inflight_hit_tokens += min(new, filling)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = found
+        sequence.found_tokens = found
         sequence.computed_before = max(sequence.computed_before, found)
 
     def _mark_filling(self, slot: int, count: int) -> None:

@@ -20,13 +20,16 @@ class Sequence:
 
     `output` holds the tokens generated before a preemption; while the sequence runs they are in the
     table. `computed_before` counts the leading tokens whose K/V this sequence computed or found at
-    least once, so that computing them again is known as recomputation.
+    least once, so that computing them again is known as recomputation. `found_tokens` of them were in
+    the prefix cache when it was last admitted. A sequence that runs `alone` shares no blocks.
     """
 
     request: Request
     output: TokenIds = field(default_factory=lambda: np.empty(0, np.int32))
     computed_before: int = 0
-    cached_tokens: int | None = None  # at the first admission
+    cached_tokens: int | None = None  # found at the first admission
+    found_tokens: int = 0
+    alone: bool = False
     stop_matcher: StopMatcher | None = None
 
     @property
@@ -40,19 +43,18 @@ class Sequence:
 class SequenceTable:
     """State of up to `max_seqs` running sequences, indexed by slot.
 
-    `tokens` int32 [max_seqs, max_model_len] and `blocks` int32 [max_seqs, max_blocks] are touched only
-    as far as sequences reach (untouched pages of zeroed memory cost nothing). `num_computed` tokens of
-    the `num_tokens` known ones have K/V. A sequence ends by length at `token_limit` tokens, and by a
-    token of its `stop_ids`: its own and, unless it ignores them, the model's `end_token_ids`.
+    `tokens` int32 [max_seqs, width] and `blocks` int32 [max_seqs, width / block_size] grow with the
+    longest sequence so far. `num_computed` tokens of the `num_tokens` known ones have K/V. A sequence
+    ends by length at `token_limit` tokens, and by a token of its `stop_ids`: its own and, unless it
+    ignores them, the model's `end_token_ids`.
     """
 
-    def __init__(self, max_seqs: int, max_model_len: int, block_size: int, end_token_ids: tuple[int, ...] = ()) -> None:
-        self.max_seqs = max_seqs
+    def __init__(self, max_seqs: int, block_size: int, end_token_ids: tuple[int, ...] = ()) -> None:
         self.end_token_ids = end_token_ids
         self.block_size = block_size
         self.sequences: list[Sequence | None] = [None] * max_seqs
-        self.tokens: npt.NDArray[np.int32] = np.zeros((max_seqs, max_model_len), np.int32)
-        self.blocks: npt.NDArray[np.int32] = np.zeros((max_seqs, -(-max_model_len // block_size)), np.int32)
+        self.tokens: npt.NDArray[np.int32] = np.zeros((max_seqs, block_size), np.int32)
+        self.blocks: npt.NDArray[np.int32] = np.zeros((max_seqs, 1), np.int32)
         self.num_blocks: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
         self.num_tokens: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
         self.num_computed: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
@@ -84,6 +86,7 @@ class SequenceTable:
 
     def admit(self, sequence: Sequence, blocks: npt.NDArray[np.int32], computed: int, token_limit: int) -> int:
         """Give a sequence a slot; its first `computed` tokens already have K/V in `blocks`."""
+        self._widen(token_limit)
         slot = self._free_slots.pop()
         request, tokens = sequence.request, sequence.tokens
         self.sequences[slot] = sequence
@@ -128,6 +131,15 @@ class SequenceTable:
         """Append one sampled token to each of `slots`."""
         self.tokens[slots, self.num_tokens[slots]] = token_ids
         self.num_tokens[slots] += 1
+
+    def _widen(self, num_tokens: int) -> None:
+        """Make room for a sequence of `num_tokens`, at least doubling so that it stays rare."""
+        missing = num_tokens - self.tokens.shape[1]
+        if missing <= 0:
+            return
+        self.tokens = np.pad(self.tokens, ((0, 0), (0, max(missing, self.tokens.shape[1]))))
+        more_blocks = -(-self.tokens.shape[1] // self.block_size) - self.blocks.shape[1]
+        self.blocks = np.pad(self.blocks, ((0, 0), (0, more_blocks)))
 
     def _set_sampling(self, slot: int, sampling: Sampling) -> None:
         self.temperature[slot] = sampling.temperature

@@ -82,6 +82,8 @@ def resolve(settings: EngineSettings, config: ModelConfig) -> Resolved:
         )
     except ValueError as error:
         raise EngineSettingError("model.path", f"a {config.family} model", str(error)) from error
+    if config.max_position < 2:
+        raise EngineSettingError("model.path", f"a {config.family} model", "max_position_embeddings of 2 or more")
     max_seqs, max_batch_tokens = _step_size(settings, on_gpu=device.type == "cuda")
     max_model_len = settings.max_model_len or config.max_position
     if max_model_len > config.max_position:

@@ -342,6 +342,20 @@ def _sampling(config: RunConfig, model: TextModel) -> Sampling:
     given = config.sampling
     if given.stop and model.tokenizer is None:
         raise ConfigError("sampling.stop", given.stop, "nothing without a tokenizer: set sampling.stop_token_ids")
+    special = (
+        {}
+        if model.tokenizer is None
+        else dict(zip(model.tokenizer.all_special_tokens, model.tokenizer.all_special_ids, strict=True))
+    )
+    for token in special:
+        if any(token in stop for stop in given.stop):
+            accepted = f"sampling.stop_token_ids=[{special[token]}] for {token}: completions leave special tokens out"
+            raise ConfigError("sampling.stop", given.stop, accepted)
+    vocab_size = model.config.vocab_size
+    if any(token_id >= vocab_size for token_id in given.stop_token_ids):
+        raise ConfigError(
+            "sampling.stop_token_ids", given.stop_token_ids, f"ids below {vocab_size}, the model's vocabulary"
+        )
     return Sampling(
         **dataclasses.asdict(given) | {"stop": tuple(given.stop), "stop_token_ids": tuple(given.stop_token_ids)}
     )

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.batch import Batch
-from engine.engine import Drawn, Engine
+from engine.engine import Engine
+from engine.executor import Drawn
 from engine.prefix_index import ROOT, BlockState
 from engine.request import Request, Sampling
 from engine.scheduler import Limits
@@ -22,19 +23,20 @@ class FailedStepError(RuntimeError):
     """What the fake executor raises when told to."""
 
 
-def next_token(context: Sequence[int], row_id: int = 0, seed: int = 0) -> int:
-    """The fake model's token after `context`; the end token about once in twelve."""
-    data = np.array([*context, row_id, seed], np.int64).tobytes()
-    return zlib.crc32(data) % 600 % VOCAB
+def next_token(context: Sequence[int], draw_id: int, seed: int, vocab: int = VOCAB) -> int:
+    """The fake model's token after `context`; the end token once in twelve."""
+    value = zlib.crc32(np.array([*context, draw_id, seed], np.int64).tobytes())
+    return END if value % 12 == 0 else 1 + value // 12 % (vocab - 1)
 
 
-def expected_output(request: Request, max_model_len: int, end: int = END) -> list[int]:
+def expected_output(request: Request, max_model_len: int, end: int = END, vocab: int = VOCAB) -> list[int]:
     """The output of a request that runs alone on a perfect engine."""
     context = request.token_ids.tolist()
+    draw_id = request.row_id if request.draw_id is None else request.draw_id
     limit = min(len(context) + request.sampling.max_tokens, max_model_len)
     output: list[int] = []
     while len(context) < limit and (not output or output[-1] != end):
-        token = next_token(context, request.row_id, request.sampling.seed)
+        token = next_token(context, draw_id, request.sampling.seed, vocab)
         if token == end and len(output) < request.sampling.min_tokens:
             token = end + 1
         output.append(token)
@@ -54,7 +56,9 @@ class FakeExecutor:
         block_size: int,
         fail_steps: frozenset[int] = frozenset(),
         poison: frozenset[int] = frozenset(),
+        vocab: int = VOCAB,
     ) -> None:
+        self._vocab = vocab
         self.storage = np.full(num_blocks * block_size, UNWRITTEN, np.int64)
         self.block_size = block_size
         self.batches: list[Batch] = []
@@ -86,7 +90,8 @@ class FakeExecutor:
         slots = table[positions // self.block_size] * self.block_size + positions % self.block_size
         sampling = batch.sampling
         assert sampling.position[row] == length
-        token = next_token(self.storage[slots].tolist(), int(sampling.draw_id[row]), int(sampling.seed[row]))
+        context = self.storage[slots].tolist()
+        token = next_token(context, int(sampling.draw_id[row]), int(sampling.seed[row]), self._vocab)
         if [row, token] in batch.sampling.suppressed.tolist():
             token += 1
         return token
@@ -102,9 +107,10 @@ def make_engine(
     prefix_cache: bool = True,
     fail_steps: frozenset[int] = frozenset(),
     poison: frozenset[int] = frozenset(),
+    vocab: int = VOCAB,
 ) -> tuple[Engine, FakeExecutor]:
     """An engine over a fake executor."""
-    executor = FakeExecutor(num_blocks, block_size, fail_steps, poison)
+    executor = FakeExecutor(num_blocks, block_size, fail_steps, poison, vocab)
     engine = Engine(
         executor,
         Limits(max_seqs, max_batch_tokens, max_model_len),

@@ -11,7 +11,7 @@ from engine.sequence import Sequence, SequenceTable
 
 def table_with(*sequences: tuple[int, list[int], list[int], int, Sampling]) -> SequenceTable:
     """A table of (row id, tokens, blocks, computed, sampling)."""
-    table = SequenceTable(4, 32, block_size=4, end_token_ids=(0,))
+    table = SequenceTable(4, block_size=4, end_token_ids=(0,))
     for row_id, tokens, blocks, computed, sampling in sequences:
         request = Request(row_id, np.array(tokens, np.int32), sampling)
         table.admit(Sequence(request), np.array(blocks, np.int32), computed, 30)

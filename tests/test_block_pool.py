@@ -89,3 +89,15 @@ def test_asking_for_more_than_there_is_takes_nothing() -> None:
     with pytest.raises(OutOfBlocksError, match="4 blocks asked for, 3 free and 0 cached of 3"):
         pool.allocate(4)
     assert counts(pool) == (0, 0, 3)
+
+
+def test_forgotten_blocks_become_free_unless_somebody_holds_them() -> None:
+    pool, index = make_pool(4)
+    blocks = hold(pool, index, 1, 2, 3, 4, 5, 6)
+    pool.acquire(blocks[:1].tolist())
+    pool.release(blocks)
+    assert counts(pool) == (1, 2, 1)
+    pool.forget(blocks[:1])
+    assert counts(pool) == (1, 0, 3)
+    pool.release(blocks[:1])
+    assert counts(pool) == (0, 0, 4)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.engine import Engine, run
+from engine.prefix_index import BlockState
 from engine.request import Completion, Request, Sampling
 from engine.stats import StepStats
 from runner.plan import highest_hit_tokens, order_rows
-from tests.fake_executor import FailedStepError, check_invariants, expected_output, make_engine, request
+from tests.fake_executor import VOCAB, FailedStepError, check_invariants, expected_output, make_engine, request
 
 
 def drain(engine: Engine) -> tuple[dict[int, Completion], list[StepStats]]:
@@ -45,8 +48,10 @@ def total(steps: list[StepStats], field: str) -> int:
     return sum(getattr(step, field) for step in steps)
 
 
-def check_against_reference(engine: Engine, requests: list[Request]) -> list[StepStats]:
-    """Run `requests` and compare every completion with a run alone."""
+def check_against_reference(
+    engine: Engine, requests: list[Request], *, poison: frozenset[int] = frozenset(), vocab: int = VOCAB
+) -> list[StepStats]:
+    """Run `requests` and compare every completion with a run alone; rows of `poison` must fail."""
     for each in requests:
         engine.add(each)
     completions, steps = drain(engine)
@@ -60,12 +65,27 @@ def check_against_reference(engine: Engine, requests: list[Request]) -> list[Ste
             assert completion.finish_reason == "error"
             continue
         ran += len(each.token_ids)
-        expected = expected_output(each, limit)
+        if each.row_id in poison:
+            assert completion.finish_reason == "error"
+            continue
+        expected = expected_output(each, limit, vocab=vocab)
         assert completion.token_ids.tolist() == expected
         assert completion.finish_reason == ("stop" if expected[-1] == 0 else "length")
     fresh = total(steps, "prefill_tokens") - total(steps, "recomputed_tokens")
     assert total(steps, "cached_tokens") + fresh == ran
+    assert indexed_blocks(engine) <= prompt_blocks(engine, requests), "generated blocks are left in the index"
     return steps
+
+
+def indexed_blocks(engine: Engine) -> set[int]:
+    index = engine._index
+    return {block for block in range(engine._pool.total) if index.state(block) is not BlockState.UNINDEXED}
+
+
+def prompt_blocks(engine: Engine, requests: list[Request]) -> set[int]:
+    """The indexed blocks that hold full blocks of some prompt."""
+    size = engine._index.block_size
+    return {block for each in requests for block in engine._index.match(each.token_ids, len(each.token_ids) // size)}
 
 
 prompts = st.lists(st.integers(1, 2), max_size=24)  # two tokens: prompts share prefixes, extend and equal each other
@@ -80,6 +100,7 @@ prompts = st.lists(st.integers(1, 2), max_size=24)  # two tokens: prompts share 
     spare_tokens=st.integers(0, 12),
     prefix_cache=st.booleans(),
     fail_steps=st.frozensets(st.integers(0, 30), max_size=2),
+    poison=st.frozensets(st.integers(0, 13), max_size=2),
 )
 def test_random_schedules_keep_every_invariant_and_answer_as_if_alone(
     rows: list[tuple[list[int], int, int]],
@@ -89,6 +110,7 @@ def test_random_schedules_keep_every_invariant_and_answer_as_if_alone(
     spare_tokens: int,
     prefix_cache: bool,
     fail_steps: frozenset[int],
+    poison: frozenset[int],
 ) -> None:
     # traps 1, 4, 5, 7, 8, 9, 11, 12, 15; invariants 1-4, 7 and 9
     engine, _ = make_engine(
@@ -98,12 +120,52 @@ def test_random_schedules_keep_every_invariant_and_answer_as_if_alone(
         max_batch_tokens=max_seqs + spare_tokens,
         prefix_cache=prefix_cache,
         fail_steps=fail_steps,
+        poison=poison,
     )
     requests = [
         request(row, tokens, max_tokens=count, min_tokens=min(least, count), seed=row % 3)
         for row, (tokens, count, least) in enumerate(rows)
     ]
-    check_against_reference(engine, requests)
+    check_against_reference(engine, requests, poison=poison)
+
+
+@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rows=st.lists(st.tuples(prompts, st.integers(1, 20)), min_size=2, max_size=14),
+    num_blocks=st.integers(4, 24),
+    block_size=st.sampled_from([1, 2, 4]),
+    max_seqs=st.integers(1, 6),
+    fail_steps=st.frozensets(st.integers(0, 30), max_size=1),
+    cancel_after=st.none() | st.integers(1, 12),
+)
+def test_rows_that_generate_each_others_prompts_share_what_is_equal_and_nothing_else(
+    rows: list[tuple[list[int], int]],
+    num_blocks: int,
+    block_size: int,
+    max_seqs: int,
+    fail_steps: frozenset[int],
+    cancel_after: int | None,
+) -> None:
+    # traps 1, 8, 9, 11, 12
+    engine, _ = make_engine(
+        num_blocks, block_size, max_seqs=max_seqs, max_batch_tokens=20, fail_steps=fail_steps, vocab=3
+    )
+    requests = [
+        Request(row, np.array(tokens, np.int32), Sampling(max_tokens=count), draw_id=0)
+        for row, (tokens, count) in enumerate(rows)
+    ]
+    if cancel_after is not None:
+        for each in requests:
+            engine.add(each)
+        for _ in range(cancel_after):
+            with contextlib.suppress(FailedStepError):
+                engine.step()
+        engine.cancel()
+        assert engine._pool.live == 0
+        assert indexed_blocks(engine) <= prompt_blocks(engine, requests)
+        check_invariants(engine)
+        engine.step()  # brings what was refused
+    check_against_reference(engine, requests, vocab=3)
 
 
 @settings(max_examples=400, deadline=None)
@@ -237,8 +299,10 @@ def test_cancelling_frees_every_block_and_returns_what_was_dropped() -> None:
     engine, _ = make_engine(40, 4, max_seqs=2)
     for row in range(4):
         engine.add(request(row, [1, 2, 3, 4, 5], max_tokens=9, min_tokens=9))
-    engine.step()
+    for _ in range(7):
+        engine.step()
     assert [each.row_id for each in engine.cancel()] == [0, 1, 2, 3]
+    assert len(engine._index) == 1  # of the prompts, nothing generated
     assert not engine.has_work
     assert engine._pool.live == 0
     check_invariants(engine)

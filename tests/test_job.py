@@ -12,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from runner.plan import highest_hit_tokens, order_rows
 from runner.shard_lock import ShardLock
-from tests.job_runs import TinyJob, questions
+from tests.job_runs import INSTRUCTION, TinyJob, questions
 from tests.oracle.greedy import near_ties
 from tests.tiny_models import tiny_model, tiny_tokenizer
 
@@ -327,6 +329,9 @@ def test_messages_use_the_chat_template_once(tmp_path: Path) -> None:
         ("prompt.column=nothing", "prompt.column: 'nothing'"),
         ("engine.max_model_len=100000", "engine.max_model_len: 100000; accepted: at most 512"),
         ("engine.kv_memory=1KiB", "engine.kv_memory"),
+        ("engine.kv_memory=100TiB", "engine.kv_memory"),
+        ("sampling.stop_token_ids=[320]", "sampling.stop_token_ids: [320]; accepted: ids below 320"),
+        ("sampling.stop=['</s>']", "sampling.stop_token_ids=[257]"),
         ("model.path=/nowhere", "model.path: '/nowhere'"),
         ("prompt.chat=always", "prompt.chat"),
         ("source.path=/nowhere.parquet", "/nowhere.parquet"),
@@ -365,3 +370,23 @@ def test_rows_finished_before_the_input_turns_out_broken_stay_finished(
     assert output.code == 0
     assert "resuming: " in capsys.readouterr().err
     assert [row["row_id"] for row in output.completions] == list(range(600))
+
+
+def test_a_row_that_spoils_its_own_k_v_spoils_no_other(tmp_path: Path) -> None:
+    # trap 37
+    job = TinyJob(tmp_path)
+    weights = load_file(job.model / "model.safetensors")
+    weights["model.embed_tokens.weight"][ord("Z") - 33] = torch.nan  # the token of Z: printable bytes come in order
+    save_file(weights, job.model / "model.safetensors", metadata={"format": "pt"})
+    assert tiny_tokenizer(chat=False)("Z")["input_ids"] == [ord("Z") - 33]
+    clean = [f"{INSTRUCTION}{subject}" for subject in ("sea", "rain", "sea and rain")]
+    job.write([*clean[:1], f"{INSTRUCTION}Z", *clean[1:]])
+    for sampling in ([], ["engine.prefix_cache=false"], ["engine.max_batch_tokens=64"]):
+        output = job.run("out", *sampling, "resume=restart")
+        assert output.code == 3
+        assert [row["finish_reason"] == "error" for row in output.completions] == [False, True, False, False]
+        assert "not finite" in output.completions[1]["error"]
+        job.write(clean, "clean.parquet")
+        alone = job.run("clean", *sampling, f"source.path={tmp_path / 'clean.parquet'}", "resume=restart")
+        found = [row["completion"] for row in output.completions if not row["error"]]
+        assert found == [row["completion"] for row in alone.completions]

@@ -83,3 +83,14 @@ def test_parents_lead_back_to_the_root() -> None:
     assert (index.parent(4), index.parent(3)) == (3, ROOT)
     with pytest.raises(KeyError):
         index.parent(5)
+
+
+def test_forgetting_a_block_forgets_all_that_follow_it_on_every_branch() -> None:
+    index = index_of(blocks=[3, 4, 5], content=tokens(1, 2, 3, 4, 5, 6))
+    index.insert(tokens(1, 2, 7, 8, 9, 9), [3, 6, 7], 1, 3, BlockState.PENDING)
+    index.insert(tokens(8, 8), [9], 0, 1, BlockState.WRITTEN)
+    assert sorted(index.forget([4])) == [4, 5]
+    assert sorted(index.forget([3, 6])) == [3, 6, 7]
+    assert index.forget([3]) == []
+    assert len(index) == 1
+    assert index.is_leaf(3)

@@ -10,9 +10,18 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from engine.models.rope import rope_limit
+from engine.models.rope import inverse_frequencies, rope_limit
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "max_position_embeddings",
+)
 
 
 class ModelError(ValueError):
@@ -78,13 +87,18 @@ def read_model_config(folder: Path, trust_remote_code: bool = False) -> ModelCon
     # transformers validates in many places, each with exceptions of its own.
     except Exception as error:
         raise ModelError(f"{path}: transformers cannot read it: {error}") from error
+    end_token_ids = _end_token_ids(folder, raw)
     try:
-        return _from_transformers(hf, family, _end_token_ids(folder, raw))
-    except ValueError as error:
+        return _from_transformers(hf, family, end_token_ids)
+    # A value of the wrong kind or a missing key, which transformers let pass, shows in many ways.
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: {error}") from error
 
 
 def _from_transformers(hf: PreTrainedConfig, family: str, end_token_ids: tuple[int, ...]) -> ModelConfig:
+    for name in _SIZES:
+        if type(getattr(hf, name)) is not int or getattr(hf, name) < 1:
+            raise ValueError(f"{name} {getattr(hf, name)!r} must be a positive integer")
     attention_bias = family in ("llama", "qwen3") and hf.attention_bias
     config = ModelConfig(
         family=family,
@@ -109,6 +123,9 @@ def _from_transformers(hf: PreTrainedConfig, family: str, end_token_ids: tuple[i
     )
     if config.hidden_act != "silu":
         raise ValueError(f"hidden_act {config.hidden_act!r} is not supported; accepted is silu")
+    if any(window is not None and window < 1 for window in config.layer_windows):
+        raise ValueError(f"sliding_window {hf.sliding_window} must be 1 or more, or null for none")
+    inverse_frequencies(hf, config.head_dim)  # whatever is wrong with them shows here
     if config.num_heads % config.num_kv_heads:
         raise ValueError(
             f"num_attention_heads {config.num_heads} is not a multiple of num_key_value_heads {config.num_kv_heads}"

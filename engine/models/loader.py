@@ -107,9 +107,11 @@ def _weight_files(folder: Path) -> list[Path]:
     if not index.exists():
         raise LoadError(f"{folder}: neither {whole.name} nor {index.name} is there; weights must be safetensors")
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()), key=str)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{index}: not a safetensors index with a weight_map: {error!r}") from error
+    if not names or not all(isinstance(name, str) for name in names):
+        raise LoadError(f"{index}: its weight_map names no files")
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
         raise LoadError(f"{folder}: {index.name} names files that are not there: {', '.join(missing)}")

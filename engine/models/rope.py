@@ -23,7 +23,11 @@ def rope_limit(hf: PreTrainedConfig) -> int:
     rope_type = _rope_type(hf)
     if rope_type == "longrope":
         return int(hf.rope_parameters["original_max_position_embeddings"])
-    return int(hf.max_position_embeddings)
+    limit = int(hf.max_position_embeddings)
+    if rope_type == "yarn":  # models that leave scaling to their users keep the unscaled length in the config
+        original = hf.rope_parameters.get("original_max_position_embeddings") or limit
+        return max(limit, int(original * hf.rope_parameters["factor"]))
+    return limit
 
 
 def _rope_type(hf: PreTrainedConfig) -> str:

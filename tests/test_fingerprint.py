@@ -1,0 +1,79 @@
+"""Two runs compared by their facts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.fingerprint import FORMAT_VERSION, Fingerprint, FingerprintError
+from runner.records import LedgerError
+from runner.storage import write_json
+
+FACTS = {"model": {"path": "tiny", "files": ["a", "b"]}, "sampling": {"stop": ["\n"], "seed": 7}}
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """The run file of a run with FACTS."""
+    path = tmp_path / "run.json"
+    write_json(path, Fingerprint(FACTS).as_json({"torch": "2"}))
+    return path
+
+
+def refused(path: Path, facts: dict[str, Any]) -> FingerprintError:
+    with pytest.raises(FingerprintError) as caught:
+        Fingerprint(facts).check(path)
+    assert str(path) in str(caught.value)
+    return caught.value
+
+
+def test_the_same_facts_in_another_order_and_as_tuples_are_the_same_run(recorded: Path) -> None:
+    other = {"sampling": {"seed": 7, "stop": ("\n",)}, "model": {"files": ("a", "b"), "path": "tiny"}}
+    Fingerprint(other).check(recorded)
+    assert Fingerprint(other).digest == Fingerprint(FACTS).digest
+
+
+def test_library_versions_are_recorded_and_make_no_difference(recorded: Path) -> None:
+    write_json(recorded, Fingerprint(FACTS).as_json({"torch": "3", "numpy": "2"}))
+    Fingerprint(FACTS).check(recorded)
+    assert Fingerprint(FACTS).as_json({"torch": "3"})["versions"] == {"torch": "3"}
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "words"),
+    [
+        ({"model": {"path": "tiny", "files": ["a", "c"]}}, "model.files[1]", "was 'b' when .* and is 'c' now"),
+        ({"model": {"path": "tiny", "files": ["a"]}}, "model.files", r"was \['a', 'b'\] .* is \['a'\] now"),
+        ({"model": {"path": "tiny"}}, "model.files", "is absent now"),
+        ({"input": 3}, "input", "was absent when .* is 3 now"),
+        ({"model": None}, "model", "is None now"),
+    ],
+)
+def test_what_changed_is_named_with_both_values(recorded: Path, change: dict[str, Any], key: str, words: str) -> None:
+    # trap 46
+    error = refused(recorded, FACTS | change)
+    assert error.key == key
+    assert f"Set {key} back" in str(error)
+    with pytest.raises(FingerprintError, match=words):
+        raise error
+    assert Fingerprint(FACTS | change).digest != Fingerprint(FACTS).digest
+
+
+def test_a_long_value_is_shown_in_part(recorded: Path) -> None:
+    message = str(refused(recorded, FACTS | {"model": "x" * 5000}))
+    assert "xxx…" in message
+    assert len(message) < 600
+
+
+def test_a_folder_of_another_format_is_refused_not_misread(recorded: Path) -> None:
+    write_json(recorded, Fingerprint(FACTS).as_json({}) | {"format_version": FORMAT_VERSION + 1})
+    assert refused(recorded, FACTS).key == "format_version"
+
+
+def test_a_damaged_run_file_is_an_error_of_the_ledger(recorded: Path) -> None:
+    # trap 47
+    recorded.write_bytes(recorded.read_bytes()[:-3])
+    with pytest.raises(LedgerError, match="unreadable"):
+        Fingerprint(FACTS).check(recorded)

@@ -1,0 +1,70 @@
+"""The size of the block pool on a CPU; tests/gpu has the measured one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.kv_cache import KVCacheShape
+from engine.memory_plan import CPU_POOL_BYTES, MemoryPlan, OutOfMemoryError, plan_memory
+from engine.models.config import read_model_config
+from engine.models.decoder import Decoder
+from engine.models.loader import load_decoder
+from engine.request import Sampling
+from engine.scheduler import Limits
+from tests.tiny_models import tiny_config
+
+SHAPE = KVCacheShape(num_layers=3, num_kv_heads=2, head_dim=32, block_size=16, dtype=torch.float32)
+BLOCK = 3 * 2 * 16 * 2 * 32 * 4
+
+
+def tiny_decoder(folder: Path, *, tied: bool = False) -> Decoder:
+    tiny_config("llama", tie_word_embeddings=tied).save_pretrained(folder)
+    config = read_model_config(folder)
+    return load_decoder(folder, config, dtype=torch.float32, device=torch.device("cpu"), dummy=True)
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return tiny_decoder(tmp_path_factory.mktemp("tiny"))
+
+
+def plan(decoder: Decoder, kv_memory: int | None) -> MemoryPlan:
+    return plan_memory(decoder, SHAPE, Limits(4, 64, 512), Sampling(), kv_memory=kv_memory)
+
+
+def test_left_to_itself_the_pool_takes_the_default_in_whole_blocks(decoder: Decoder) -> None:
+    found = plan(decoder, None)
+    assert found.num_blocks == CPU_POOL_BYTES // BLOCK
+    assert CPU_POOL_BYTES - BLOCK < found.pool <= CPU_POOL_BYTES
+
+
+@pytest.mark.parametrize(("kv_memory", "blocks"), [(BLOCK, 1), (10 * BLOCK - 1, 9), (10 * BLOCK, 10)])
+def test_given_memory_is_rounded_down_to_whole_blocks(decoder: Decoder, kv_memory: int, blocks: int) -> None:
+    found = plan(decoder, kv_memory)
+    assert (found.num_blocks, found.pool) == (blocks, blocks * BLOCK)
+
+
+def test_more_than_the_default_is_taken_as_given(decoder: Decoder) -> None:
+    assert plan(decoder, 3 * CPU_POOL_BYTES).num_blocks == 3 * CPU_POOL_BYTES // BLOCK
+
+
+def test_less_than_a_block_is_refused_with_both_sizes_and_what_to_do(decoder: Decoder) -> None:
+    with pytest.raises(OutOfMemoryError, match=rf"{BLOCK - 1} bytes .* one block takes {BLOCK}: .*engine\.kv_memory"):
+        plan(decoder, BLOCK - 1)
+
+
+def test_weights_are_the_bytes_of_the_parameters_a_tied_head_counted_once(tmp_path: Path) -> None:
+    apart, tied = (
+        plan(tiny_decoder(tmp_path / name, tied=name == "tied"), BLOCK).weights for name in ("apart", "tied")
+    )
+    assert apart - tied == 320 * 64 * 4
+    layer = 64 * 128 + 2 * 64 * 64 + 128 * 64 + 3 * 64 * 96 + 2 * 64
+    assert tied == 4 * (320 * 64 + 3 * layer + 64)
+
+
+def test_a_plan_reads_as_its_parts_that_are_known_in_gib() -> None:
+    found = MemoryPlan(weights=3 << 30, activations=0, graphs=0, pool=1 << 29, reserve=0, others=0, num_blocks=7)
+    assert str(found) == "weights 3.00 GiB, pool 0.50 GiB: 7 blocks"
