@@ -1,10 +1,16 @@
-"""The Arrow type of a JSON column, found by looking at its values."""
+"""JSON read exactly, and the Arrow type of a JSON column, found by looking at its values."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import math
+import re
+from typing import Any, NoReturn
 
 import pyarrow as pa
+
+# Half of a surrogate pair, written as an escape; alone it is no text that could be stored or tokenised.
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 _INT64_RANGE = range(-(2**63), 2**63)
 # Integers up to this size are exact as floating point.
@@ -12,6 +18,41 @@ _EXACT_IN_FLOAT = 2**53
 _ARROW = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
 _WORDS = {bool: "true/false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 _NUMBERS = {int, float}
+
+
+def parse_json(text: str) -> Any:
+    """The value that a JSON text spells, refusing what readers are free to change or drop.
+
+    Raises:
+        ValueError: no JSON, NaN or an infinity, a number beyond a double, a repeated key, half a surrogate pair.
+        RecursionError: nested too deeply.
+    """
+    value = json.loads(
+        text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_object_of_distinct_keys
+    )
+    if _SURROGATE_ESCAPE.search(text):
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {digits} is beyond a 64-bit floating point number; write it as text")
+    return value
+
+
+def _object_of_distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"an object has the key {repeated!r} twice; keep one")
+    return found
 
 
 class JsonTypeError(Exception):

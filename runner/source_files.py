@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +21,14 @@ ACCEPTED = (
     f"{', '.join(SUFFIXES['parquet'])} (Parquet) and {', '.join(SUFFIXES['jsonl'])} (JSON lines, "
     f"also with {', '.join(COMPRESSED)})"
 )
+# A file up to this size is identified by all of its bytes, a larger one by its ends and its time of change.
+HASHED_WHOLE_BYTES = 64 * 2**20
+_END_BYTES = 2**20
+# What file systems other than the local one say about a version of a file, the most telling first.
+_VERSION_KEYS = (
+    *("ETag", "etag", "version_id", "generation", "blob_id", "content_hash"),
+    *("mtime", "LastModified", "last_modified", "updated", "modified", "created"),
+)
 # One of these lies in every folder that `datasets` saved.
 _SAVED_DATASET_MARKS = ("dataset_dict.json", "state.json")
 
@@ -33,6 +43,18 @@ class PlaceKind(Enum):
 
 
 @dataclass(frozen=True)
+class FileState:
+    """What the file system says about a file: its size in bytes, and a mark that changes when it is written.
+
+    `mark` is the time of the last change in nanoseconds of a local file, elsewhere an entity tag, version
+    or time, None where the file system keeps none of them.
+    """
+
+    size: int
+    mark: str | None
+
+
+@dataclass(frozen=True)
 class SourceFile:
     """One input file; `size` is in bytes as stored."""
 
@@ -44,6 +66,34 @@ class SourceFile:
     def is_local(self) -> bool:
         """Whether the file lies on a disk of this machine."""
         return isinstance(self.filesystem, LocalFileSystem)
+
+    def state(self) -> FileState:
+        """The file's state now. Raises OSError: it is gone."""
+        if self.is_local:
+            found = os.stat(self.path)
+            return FileState(found.st_size, str(found.st_mtime_ns))
+        self.filesystem.invalidate_cache(self.filesystem._parent(self.path))
+        info = self.filesystem.info(self.path)
+        mark = next((str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None), None)
+        return FileState(int(info["size"] or 0), mark)
+
+    def content_key(self, state: FileState) -> dict[str, str | None]:
+        """What tells this content from another, also one of the same size, as plain JSON values.
+
+        Up to 64 MiB that is a hash over all bytes: a copy has the same key. Of a larger file it is a hash
+        over the first and the last MiB, together with the mark of its state: written again, even with the
+        same bytes, it counts as changed. Raises OSError.
+        """
+        digest = hashlib.sha256()
+        with self.open() as stream:
+            if state.size <= HASHED_WHOLE_BYTES:
+                while block := stream.read(_END_BYTES):
+                    digest.update(block)
+                return {"sha256": digest.hexdigest()}
+            digest.update(stream.read(_END_BYTES))
+            stream.seek(state.size - _END_BYTES)
+            digest.update(stream.read(_END_BYTES))
+        return {"ends_sha256": digest.hexdigest(), "changed": state.mark}
 
     def open(self, *, decompress: bool = False) -> IO[bytes]:
         """The file as a binary stream, decompressed by its suffix if asked."""
@@ -75,7 +125,8 @@ class Place:
         `.` or `_` are invisible in folders and globs. `file_format` "auto" goes by the suffix.
 
         Raises:
-            SourceError: no file, a suffix that is not accepted, or two formats in one place.
+            SourceError: no file, a suffix that is not accepted, two formats in one place, or a name that
+                is not UTF-8.
         """
         if self.kind is PlaceKind.MISSING:
             raise SourceError(f"source.path {self.given!r} does not exist: there is no such file or folder")
@@ -90,6 +141,8 @@ class Place:
                 )
         if not found:
             raise SourceError(f"source.path {self.given!r}: no files matched; names that begin with . or _ are skipped")
+        for file in found:
+            _check_name(file.path)
         return (file_format if file_format != "auto" else self._common_format(found)), found
 
     def _common_format(self, files: list[SourceFile]) -> str:
@@ -127,8 +180,10 @@ def locate(path: str) -> Place:
     """Look a path up. A path that exists as it is written is never taken for a glob.
 
     Raises:
-        SourceError: the file system of a URL is unknown, not installed, or cannot be reached.
+        SourceError: the file system of a URL is unknown, not installed, or cannot be reached, or the path
+            is not UTF-8.
     """
+    _check_name(path)
     try:
         filesystem, inside = fsspec.core.url_to_fs(path)
         if filesystem.isfile(inside):
@@ -149,6 +204,14 @@ def format_of(path: str) -> str | None:
         if name.endswith(ending):
             return "jsonl" if name.removesuffix(ending).endswith(SUFFIXES["jsonl"]) else None
     return next((kind for kind, suffixes in SUFFIXES.items() if name.endswith(suffixes)), None)
+
+
+def _check_name(path: str) -> None:
+    """Refuse what no record or message could hold: Python gives bytes that are not UTF-8 as lone surrogates."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise SourceError(f"{path!r}: the name of a file or folder is not UTF-8; rename it") from error
 
 
 def _name(path: str) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import lzma
-import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 
-from runner.json_types import JsonType, JsonTypeError
+from runner.json_types import JsonType, JsonTypeError, parse_json
 from runner.source_batch import (
     MAX_BATCH_ROWS,
     TARGET_BATCH_BYTES,
@@ -24,8 +22,6 @@ from runner.source_batch import (
 from runner.source_files import SourceFile
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# Half of a surrogate pair, written as an escape; alone it is no text that could be stored or tokenised.
-_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
@@ -45,6 +41,9 @@ class JsonlSource:
     a column may first appear, or first not be null, in the last line. A column missing from a line is null.
     Python's JSON reader is used for its exact integers; type inference block by block, as readers of
     JSON tables do it, would make floats of ids and times of texts.
+
+    Rows are read in a second pass; a file that is not the same any more is refused at its end, before its
+    last batch.
 
     Raises:
         SourceError: a line that is not a JSON object, or values that do not go together in one column.
@@ -71,7 +70,7 @@ class JsonlSource:
             first += part.rows
 
     def fingerprint(self) -> dict[str, Any]:
-        """See `Source.fingerprint`."""
+        """See `Source.fingerprint`; the hash is over all lines that are rows."""
         files = [
             {"path": part.file.path, "size": part.file.size, "rows": part.rows, "sha256": part.sha256}
             for part in self._parts
@@ -111,9 +110,7 @@ def _scan(file: SourceFile, types: dict[str, JsonType]) -> _Part:
 def _parse(file: SourceFile, number: int, line: bytes) -> dict[str, Any]:
     """The object on a line."""
     try:
-        row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
-        if _SURROGATE_ESCAPE.search(line):
-            json.dumps(row, ensure_ascii=False).encode("utf-8")
+        row = parse_json(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{file.path}, line {number}: not a line of JSON: {error}") from error
     if not isinstance(row, dict):
@@ -121,33 +118,44 @@ def _parse(file: SourceFile, number: int, line: bytes) -> dict[str, Any]:
     return row
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _read_part(part: _Part, schema: pa.Schema, first: int, skip: int, stop: int) -> Iterator[SourceBatch]:
-    """The rows of one file whose ids lie in [skip, stop); `first` is the id of its first row."""
+    """The rows of one file whose ids lie in [skip, stop); `first` is the id of its first row.
+
+    The file is read to its end even where fewer rows are wanted: only that tells whether it is still the
+    file of the first pass.
+    """
+    digest = hashlib.sha256()
     values: list[dict[str, Any]] = []
     size = 0
     start = max(first, skip)
-    for row_id, (number, line) in enumerate(_lines(part.file), start=first):
-        if row_id < skip:
-            continue
-        if row_id >= stop:
-            break
-        values.append(_parse(part.file, number, line))
-        size += len(line)
+    row_id = first
+    for number, line in _lines(part.file):
+        digest.update(line)
+        if row_id == first + part.rows:
+            raise _changed(part)
+        if skip <= row_id < stop:
+            values.append(_parse(part.file, number, line))
+            size += len(line)
+        row_id += 1
         if len(values) == MAX_BATCH_ROWS or size >= TARGET_BATCH_BYTES:
             yield _to_batch(part, values, schema, start)
             start += len(values)
             values, size = [], 0
+    if row_id < first + part.rows or digest.hexdigest() != part.sha256:
+        raise _changed(part)
     if values:
         yield _to_batch(part, values, schema, start)
+
+
+def _changed(part: _Part) -> SourceError:
+    return SourceError(
+        f"{part.file.path}: changed while the job was reading it; start the job again on a finished file"
+    )
 
 
 def _to_batch(part: _Part, rows: list[dict[str, Any]], schema: pa.Schema, first: int) -> SourceBatch:
     try:
         arrays = [pa.array([row.get(field.name) for row in rows], type=field.type) for field in schema]
     except (pa.ArrowException, OverflowError) as error:
-        raise SourceError(f"{part.file.path}: changed since it was opened, near row {first}: {error}") from error
+        raise _changed(part) from error
     return SourceBatch(first, pa.RecordBatch.from_arrays(arrays, schema=schema))

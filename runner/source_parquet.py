@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from runner.source_batch import SourceBatch, SourceError, check_columns, clip, rows_per_batch
-from runner.source_files import SourceFile
+from runner.source_files import FileState, SourceFile
+from runner.source_types import cast, merged_type, plain_schema
 
 # Footers of many files on a remote store are a wait, not work.
 _FOOTER_READERS = 8
@@ -23,12 +24,14 @@ _FOOTER_TAIL_BYTES = 8  # footer length (little-endian int32) and magic
 
 @dataclass(frozen=True)
 class _Part:
-    """One file as its footer describes it."""
+    """One file as it was when it was opened. `schema` has plain types; `content` is its content key."""
 
     file: SourceFile
+    state: FileState
     schema: pa.Schema
     group_rows: tuple[int, ...]
     footer_sha256: str
+    content: dict[str, str | None]
 
     @property
     def rows(self) -> int:
@@ -44,7 +47,9 @@ class ParquetSource:
 
     The columns are those of the first file; every other file must have them. Where their types differ,
     the batches have one type that holds both exactly (int64 for int32 and int64, large_string for string
-    and large_string, the other type for a column of nulls only).
+    and large_string, the other type for a column of nulls only). Views are read as plain types.
+
+    A file that changes after it was opened is refused, before its first row and again after its last.
 
     Raises:
         SourceError: a file that is truncated or no Parquet, a missing column, types that do not go together.
@@ -69,9 +74,15 @@ class ParquetSource:
             first += part.rows
 
     def fingerprint(self) -> dict[str, Any]:
-        """See `Source.fingerprint`."""
+        """See `Source.fingerprint`; of the content of a file, see `SourceFile.content_key`."""
         files = [
-            {"path": part.path, "size": part.file.size, "rows": part.rows, "footer_sha256": part.footer_sha256}
+            {
+                "path": part.path,
+                "size": part.state.size,
+                "rows": part.rows,
+                "footer_sha256": part.footer_sha256,
+                **part.content,
+            }
             for part in self._parts
         ]
         return {"format": "parquet", "rows": self.num_rows, "files": files}
@@ -83,20 +94,29 @@ def _open(file: SourceFile) -> pa.NativeFile:
 
 def _read_footer(file: SourceFile) -> _Part:
     try:
+        state = file.state()
         with _open(file) as stream:
             parquet = pq.ParquetFile(stream)
-            metadata, schema = parquet.metadata, parquet.schema_arrow
-            stream.seek(file.size - _FOOTER_TAIL_BYTES)
-            footer_bytes = int.from_bytes(stream.read(4), "little")
-            stream.seek(file.size - _FOOTER_TAIL_BYTES - footer_bytes)
-            digest = hashlib.sha256(stream.read(footer_bytes)).hexdigest()
+            metadata, schema = parquet.metadata, plain_schema(parquet.schema_arrow)
+            names = schema.names
+            digest = _footer_sha256(stream, state.size)
+        content = file.content_key(state)
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{file.path}: the name of a column is not UTF-8 ({error}); rename it") from error
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{file.path}: not a readable Parquet file, or truncated: {error}") from error
-    for name in schema.names:
-        if schema.names.count(name) > 1:
+    for name in names:
+        if names.count(name) > 1:
             raise SourceError(f"{file.path}: two columns are named {name!r}; rename one")
     groups = tuple(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
-    return _Part(file, schema, groups, digest)
+    return _Part(file, state, schema, groups, digest, content)
+
+
+def _footer_sha256(stream: pa.NativeFile, size: int) -> str:
+    stream.seek(size - _FOOTER_TAIL_BYTES)
+    footer_bytes = int.from_bytes(stream.read(4), "little")
+    stream.seek(size - _FOOTER_TAIL_BYTES - footer_bytes)
+    return hashlib.sha256(stream.read(footer_bytes)).hexdigest()
 
 
 def _common_schema(parts: Sequence[_Part]) -> pa.Schema:
@@ -116,7 +136,7 @@ def _common_type(name: str, parts: Sequence[_Part]) -> pa.DataType:
     common: pa.DataType = parts[0].schema.field(name).type
     for part in parts[1:]:
         other = part.schema.field(name).type
-        merged = _merge(common, other)
+        merged = merged_type(common, other)
         if merged is None:
             raise SourceError(
                 f"{part.path}: column {name!r} is {other}, which does not go together with {common} in the files "
@@ -126,63 +146,54 @@ def _common_type(name: str, parts: Sequence[_Part]) -> pa.DataType:
     return common
 
 
-def _merge(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type that holds the values of both exactly, None where there is none."""
-    if one == other:
-        return one
-    one, other = _plain(one), _plain(other)
-    fields = [pa.schema([pa.field("x", each)]) for each in (one, other)]
-    try:
-        merged = pa.unify_schemas(fields, promote_options="permissive").field("x").type
-    except pa.ArrowException:
-        return None
-    return None if _makes_floats(one, merged) or _makes_floats(other, merged) else merged
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Without dictionary and view encodings, which Arrow does not unify with the plain types."""
-    if pa.types.is_dictionary(kind):
-        return _plain(kind.value_type)
-    if pa.types.is_string_view(kind):
-        return pa.large_string()
-    if pa.types.is_binary_view(kind):
-        return pa.large_binary()
-    return kind
-
-
-def _makes_floats(kind: pa.DataType, merged: pa.DataType) -> bool:
-    """Whether integers would become floating point, where ids above 2**53 are no longer exact."""
-    if pa.types.is_integer(kind):
-        return bool(pa.types.is_floating(merged))
-    if pa.types.is_struct(kind) and pa.types.is_struct(merged):
-        return any(_makes_floats(field.type, merged.field(field.name).type) for field in kind.fields)
-    if hasattr(kind, "value_type") and hasattr(merged, "value_type"):
-        return _makes_floats(kind.value_type, merged.value_type)
-    return False
-
-
 def _read_part(part: _Part, schema: pa.Schema, first: int, skip: int, stop: int) -> Iterator[SourceBatch]:
     """The rows of one file whose ids lie in [skip, stop); `first` is the id of its first row."""
-    with _open(part.file) as stream:
-        parquet = _open_again(part, stream)
-        for group, rows in enumerate(part.group_rows):
-            if first < stop and first + rows > skip:
-                for batch in _read_group(part, parquet, group, schema):
-                    clipped = clip(batch, first, skip, stop)
-                    first += batch.num_rows
-                    if clipped is not None:
-                        yield clipped
-                    if first >= stop:
-                        return
-            else:
-                first += rows
-
-
-def _open_again(part: _Part, stream: pa.NativeFile) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(stream, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+        _check_unchanged(part)
+        with _open(part.file) as stream:
+            # The name may lead to another file by now, so the stream itself is asked.
+            if _footer_sha256(stream, part.state.size) != part.footer_sha256:
+                raise _changed(part)
+            yield from _read_groups(part, _reader(stream), schema, first, skip, stop)
+        _check_unchanged(part)
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{part.path}: cannot be opened any more: {error}") from error
+
+
+def _check_unchanged(part: _Part) -> None:
+    """Refuse a file that is not the one that was opened; its content counts, not when it was written."""
+    state = part.file.state()
+    if state != part.state and (state.size != part.state.size or part.file.content_key(state) != part.content):
+        raise _changed(part)
+
+
+def _changed(part: _Part) -> SourceError:
+    return SourceError(f"{part.path}: changed while the job was reading it; start the job again on a finished file")
+
+
+def _reader(stream: pa.NativeFile) -> pq.ParquetFile:
+    return pq.ParquetFile(stream, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+
+
+def _read_groups(
+    part: _Part, parquet: pq.ParquetFile, schema: pa.Schema, first: int, skip: int, stop: int
+) -> Iterator[SourceBatch]:
+    for group, rows in enumerate(part.group_rows):
+        end = first + rows
+        if first < stop and end > skip:
+            for batch in _read_group(part, parquet, group, schema):
+                clipped = clip(batch, first, skip, stop)
+                first += batch.num_rows
+                if clipped is not None:
+                    yield clipped
+                if first >= stop:
+                    return
+            if first != end:
+                raise SourceError(
+                    f"{part.path}: row group {group} has {rows - (end - first)} rows where its footer says {rows}; "
+                    "write the file again"
+                )
+        first = end
 
 
 def _read_group(part: _Part, parquet: pq.ParquetFile, group: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -191,14 +202,10 @@ def _read_group(part: _Part, parquet: pq.ParquetFile, group: int, schema: pa.Sch
     try:
         reader = parquet.iter_batches(batch_rows, row_groups=[group], columns=schema.names)
         for batch in reader:
-            arrays = [_cast(batch.column(field.name), field.type) for field in schema]
+            arrays = [cast(batch.column(field.name), field.type) for field in schema]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{part.path}: row group {group} cannot be read: {error}") from error
-
-
-def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    return array if array.type == kind else array.cast(kind)
 
 
 def _mean_row_bytes(group: pq.RowGroupMetaData, names: Sequence[str]) -> float:

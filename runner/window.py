@@ -51,7 +51,7 @@ class Window:
 class WindowReader:
     """Reads the rows of a job that are not committed yet, window by window.
 
-    `stopped` is asked now and then; once it is true, no further window comes.
+    `stopped` is asked now and then; once it is true, or after `stop`, no further window comes.
     """
 
     def __init__(
@@ -76,6 +76,11 @@ class WindowReader:
         self._block_size = block_size
         self._committed = committed
         self._stopped = stopped
+        self._closed = False
+
+    def stop(self) -> None:
+        """End the reading soon, from any thread."""
+        self._closed = True
 
     def __iter__(self) -> Iterator[Window]:
         """The windows in source order; each is complete before it is handed on. Raises SourceError."""
@@ -83,7 +88,7 @@ class WindowReader:
         batches: list[_Batch] = []
         tokens = 0
         for each in self._source.batches(columns, self._rows.skip, self._rows.limit):
-            if self._stopped():
+            if self._closed or self._stopped():
                 return
             batch = self._open(each.first_row_id, each.table)
             if batch is None:
@@ -142,6 +147,7 @@ class ReadAhead:
 
     def __init__(self, windows: WindowReader) -> None:
         self.exhausted = False
+        self._reader = windows
         self._windows = iter(windows)
         self._thread = ThreadPoolExecutor(1, "windows")
         self._coming = self._submit()
@@ -152,6 +158,7 @@ class ReadAhead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._reader.stop()
         self._thread.shutdown(cancel_futures=True)
 
     def take(self, *, wait: bool) -> Window | None:

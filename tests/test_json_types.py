@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.json_types import JsonType, JsonTypeError
@@ -76,6 +76,7 @@ COLUMNS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(COLUMNS)
 def test_whatever_is_accepted_comes_back_equal(values: list[Any]) -> None:
     try:

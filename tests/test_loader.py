@@ -199,3 +199,13 @@ def test_an_index_entry_without_its_tensor_is_missing(tmp_path: Path) -> None:
     save_file(tensors, shard)
     with pytest.raises(LoadError, match=f"{Q_PROJ} is missing"):
         _load(tmp_path)
+
+
+@pytest.mark.parametrize("index", ['{"weight_map": {}}', '{"weight_map": {"a": 1}}', '{"weight_map": []}', "{}", "no"])
+def test_an_index_that_names_no_files_is_refused(tmp_path: Path, index: str) -> None:
+    save_tiny_model(tmp_path)
+    config = read_model_config(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(LoadError, match=r"model\.safetensors\.index\.json"):
+        load_decoder(tmp_path, config, dtype=torch.float32, device=torch.device("cpu"))

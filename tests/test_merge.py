@@ -46,7 +46,7 @@ def test_ranges_of_rows_come_whole_and_sorted_from_however_many_parts(
     for pair in pairs:
         rng.choice(parts[:-1]).append(pair)  # the last part has no rows
     read = SortedRead([write(tmp_path, number, part) for number, part in enumerate(parts)])
-    last_ids = sorted(rng.sample(range(0, 147, 3), 6)) + [147]
+    last_ids = [*sorted(rng.sample(range(0, 147, 3), 6)), 147]
     first = -1
     for last in last_ids:
         assert pairs_of(read.through(last)) == [pair for pair in pairs if first < pair[0] <= last]

@@ -163,3 +163,35 @@ def test_a_broken_config_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ModelError, match=r"config\.json: "):
         read_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_key_value_heads": 0}, "num_key_value_heads 0 must be a positive integer"),
+        ({"hidden_size": 64.5}, "hidden_size"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": "1e4"}}, "config.json"),
+    ],
+)
+def test_values_that_transformers_lets_pass_are_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    _edit(_saved(tmp_path) / "config.json", **changes)
+    with pytest.raises(ModelError, match=words):
+        read_model_config(tmp_path)
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_that_sees_nothing_is_refused(tmp_path: Path, window: int) -> None:
+    # trap 24
+    _edit(_saved(tmp_path, "mistral") / "config.json", sliding_window=window)
+    with pytest.raises(ModelError, match=f"sliding_window {window} must be 1 or more"):
+        read_model_config(tmp_path)
+
+
+def test_yarn_extends_a_limit_that_the_config_states_unscaled(tmp_path: Path) -> None:
+    # trap 27
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
+    assert read_model_config(_saved(tmp_path, rope_parameters=yarn)).max_position == 2048
+    scaled = _saved(tmp_path, rope_parameters=yarn, max_position_embeddings=4096)
+    assert read_model_config(scaled).max_position == 4096

@@ -104,7 +104,7 @@ def test_a_column_that_is_no_text_is_refused_and_pointed_to_a_template(kind: pa.
 
 def test_a_missing_column_is_refused_under_its_key_unless_no_column_is_known() -> None:
     # trap 42
-    with pytest.raises(ConfigError, match="some.key: 'x'; accepted: a column of the source: a, b"):
+    with pytest.raises(ConfigError, match=r"some\.key: 'x'; accepted: a column of the source: a, b"):
         column_type("some.key", "x", pa.schema([("a", pa.int8()), ("b", pa.int8())]))
     assert column_type("some.key", "x", pa.schema([])) == pa.null()
 

@@ -40,7 +40,7 @@ def test_a_cut_batch_keeps_every_row_under_its_own_id() -> None:
 def test_a_missing_column_is_named_beside_those_that_exist() -> None:
     schema = pa.schema([("text", pa.string()), ("id", pa.int64())])
     check_columns(["id", "text", "id"], schema, "a.parquet")
-    with pytest.raises(SourceError, match="^a.parquet has no column 'key'; its columns are: text, id$"):
+    with pytest.raises(SourceError, match=r"^a\.parquet has no column 'key'; its columns are: text, id$"):
         check_columns(["id", "key"], schema, "a.parquet")
-    with pytest.raises(SourceError, match="its columns are: none$"):
+    with pytest.raises(SourceError, match=r"its columns are: none$"):
         check_columns(["key"], pa.schema([]), "a.jsonl")

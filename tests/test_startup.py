@@ -33,12 +33,14 @@ def config(folder: Path) -> ModelConfig:
 
 
 def resolved(config: ModelConfig, **settings: Any) -> Resolved:
-    return resolve(EngineSettings(**({"device": "cpu"} | settings)), config)
+    return resolve(EngineSettings(**{"device": "cpu", **settings}), config)
 
 
-def started(folder: Path, *, end_token_ids: tuple[int, ...] = (), **settings: Any) -> Started:
-    vocab_limit = settings.pop("vocab_limit", None)
-    chosen = EngineSettings(**({"device": "cpu", "dummy_weights": True, "kv_memory": 20 * BLOCK} | settings))
+def started(
+    folder: Path, *, end_token_ids: tuple[int, ...] = (), vocab_limit: int | None = None, **settings: Any
+) -> Started:
+    values: dict[str, Any] = {"device": "cpu", "dummy_weights": True, "kv_memory": 20 * BLOCK}
+    chosen = EngineSettings(**values | settings)
     config = read_model_config(folder)
     return start(
         folder,
@@ -139,9 +141,8 @@ def test_end_tokens_and_the_vocabulary_limit_reach_the_engine(folder: Path) -> N
     end = free[0][5]
     ended = outputs(started(folder, end_token_ids=(end,)), max_tokens=12)
     assert ended == [each[: each.index(end) + 1] if end in each else each for each in free]
-    wild = {"max_tokens": 12, "temperature": 100.0}
-    assert max(map(max, outputs(started(folder), **wild))) >= 40
-    assert max(map(max, outputs(started(folder, vocab_limit=40), **wild))) < 40
+    assert max(map(max, outputs(started(folder), max_tokens=12, temperature=100.0))) >= 40
+    assert max(map(max, outputs(started(folder, vocab_limit=40), max_tokens=12, temperature=100.0))) < 40
 
 
 @pytest.mark.parametrize(("prefix_cache", "hits"), [(True, 16), (False, 0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def write_model(folder: Path, *, tokenizer: bool = True, **config: object) -> Pa
     return folder
 
 
-def opened(folder: Path, **keys: str) -> TextModel:
+def opened(folder: Path, **keys: Any) -> TextModel:
     return open_model(ModelSection(path=str(folder), **keys))
 
 
@@ -97,9 +98,10 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_under_the_key_that_named_it(
     write_model(tmp_path / "model", tokenizer=False)
     write_model(broken)
     (broken / "tokenizer.json").write_text("{")
+    section = {
+        "model.path": ModelSection(path=str(broken)),
+        "model.tokenizer": ModelSection(path=str(tmp_path / "model"), tokenizer=str(broken)),
+    }[key]
     with pytest.raises(ConfigError, match="a folder with a tokenizer that transformers can read") as caught:
-        if key == "model.path":
-            opened(broken)
-        else:
-            opened(tmp_path / "model", tokenizer=str(broken))
+        open_model(section)
     assert (caught.value.key, caught.value.value) == (key, str(broken))
