@@ -33,6 +33,42 @@ _VERSION_KEYS = (
 _SAVED_DATASET_MARKS = ("dataset_dict.json", "state.json")
 
 
+@dataclass(frozen=True)
+class FileVersion:
+    """A file as it was at one moment: its state and its content key, see `SourceFile.content_key`."""
+
+    file: SourceFile
+    state: FileState
+    content: dict[str, str | None]
+
+    @classmethod
+    def of(cls, file: SourceFile) -> FileVersion:
+        """The file as it is now. Raises OSError."""
+        state = file.state()
+        return cls(file, state, file.content_key(state))
+
+    def check(self) -> None:
+        """Refuse a file that is not this version any more; the content counts, not when it was written.
+
+        Raises:
+            SourceError: it changed, or is gone.
+        """
+        try:
+            state = self.file.state()
+            same = state == self.state or (
+                state.size == self.state.size and self.file.content_key(state) == self.content
+            )
+        except OSError as error:
+            raise SourceError(f"{self.file.path}: gone, or not readable any more: {error}") from error
+        if not same:
+            raise changed(self.file)
+
+
+def changed(file: SourceFile) -> SourceError:
+    """The error of a file that is not the one that was opened."""
+    return SourceError(f"{file.path}: changed while the job was reading it; start the job again on a finished file")
+
+
 class PlaceKind(Enum):
     """What a path turns out to be."""
 

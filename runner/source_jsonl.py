@@ -19,7 +19,7 @@ from runner.source_batch import (
     SourceError,
     check_columns,
 )
-from runner.source_files import SourceFile
+from runner.source_files import SourceFile, changed
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
@@ -132,7 +132,7 @@ def _read_part(part: _Part, schema: pa.Schema, first: int, skip: int, stop: int)
     for number, line in _lines(part.file):
         digest.update(line)
         if row_id == first + part.rows:
-            raise _changed(part)
+            raise changed(part.file)
         if skip <= row_id < stop:
             values.append(_parse(part.file, number, line))
             size += len(line)
@@ -142,20 +142,14 @@ def _read_part(part: _Part, schema: pa.Schema, first: int, skip: int, stop: int)
             start += len(values)
             values, size = [], 0
     if row_id < first + part.rows or digest.hexdigest() != part.sha256:
-        raise _changed(part)
+        raise changed(part.file)
     if values:
         yield _to_batch(part, values, schema, start)
-
-
-def _changed(part: _Part) -> SourceError:
-    return SourceError(
-        f"{part.file.path}: changed while the job was reading it; start the job again on a finished file"
-    )
 
 
 def _to_batch(part: _Part, rows: list[dict[str, Any]], schema: pa.Schema, first: int) -> SourceBatch:
     try:
         arrays = [pa.array([row.get(field.name) for row in rows], type=field.type) for field in schema]
     except (pa.ArrowException, OverflowError) as error:
-        raise _changed(part) from error
+        raise changed(part.file) from error
     return SourceBatch(first, pa.RecordBatch.from_arrays(arrays, schema=schema))

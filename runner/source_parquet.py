@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from runner.source_batch import SourceBatch, SourceError, check_columns, clip, rows_per_batch
-from runner.source_files import FileState, SourceFile
+from runner.source_files import FileVersion, SourceFile, changed
 from runner.source_types import cast, merged_type, plain_schema
 
 # Footers of many files on a remote store are a wait, not work.
@@ -24,14 +24,12 @@ _FOOTER_TAIL_BYTES = 8  # footer length (little-endian int32) and magic
 
 @dataclass(frozen=True)
 class _Part:
-    """One file as it was when it was opened. `schema` has plain types; `content` is its content key."""
+    """One file as it was when it was opened; `schema` has plain types."""
 
-    file: SourceFile
-    state: FileState
+    version: FileVersion
     schema: pa.Schema
     group_rows: tuple[int, ...]
     footer_sha256: str
-    content: dict[str, str | None]
 
     @property
     def rows(self) -> int:
@@ -39,7 +37,7 @@ class _Part:
 
     @property
     def path(self) -> str:
-        return self.file.path
+        return self.version.file.path
 
 
 class ParquetSource:
@@ -78,10 +76,10 @@ class ParquetSource:
         files = [
             {
                 "path": part.path,
-                "size": part.state.size,
+                "size": part.version.state.size,
                 "rows": part.rows,
                 "footer_sha256": part.footer_sha256,
-                **part.content,
+                **part.version.content,
             }
             for part in self._parts
         ]
@@ -94,13 +92,12 @@ def _open(file: SourceFile) -> pa.NativeFile:
 
 def _read_footer(file: SourceFile) -> _Part:
     try:
-        state = file.state()
+        version = FileVersion.of(file)
         with _open(file) as stream:
             parquet = pq.ParquetFile(stream)
             metadata, schema = parquet.metadata, plain_schema(parquet.schema_arrow)
             names = schema.names
-            digest = _footer_sha256(stream, state.size)
-        content = file.content_key(state)
+            digest = _footer_sha256(stream, version.state.size)
     except UnicodeDecodeError as error:
         raise SourceError(f"{file.path}: the name of a column is not UTF-8 ({error}); rename it") from error
     except (pa.ArrowException, OSError) as error:
@@ -109,7 +106,7 @@ def _read_footer(file: SourceFile) -> _Part:
         if names.count(name) > 1:
             raise SourceError(f"{file.path}: two columns are named {name!r}; rename one")
     groups = tuple(metadata.row_group(index).num_rows for index in range(metadata.num_row_groups))
-    return _Part(file, state, schema, groups, digest, content)
+    return _Part(version, schema, groups, digest)
 
 
 def _footer_sha256(stream: pa.NativeFile, size: int) -> str:
@@ -148,27 +145,16 @@ def _common_type(name: str, parts: Sequence[_Part]) -> pa.DataType:
 
 def _read_part(part: _Part, schema: pa.Schema, first: int, skip: int, stop: int) -> Iterator[SourceBatch]:
     """The rows of one file whose ids lie in [skip, stop); `first` is the id of its first row."""
+    part.version.check()
     try:
-        _check_unchanged(part)
-        with _open(part.file) as stream:
+        with _open(part.version.file) as stream:
             # The name may lead to another file by now, so the stream itself is asked.
-            if _footer_sha256(stream, part.state.size) != part.footer_sha256:
-                raise _changed(part)
+            if _footer_sha256(stream, part.version.state.size) != part.footer_sha256:
+                raise changed(part.version.file)
             yield from _read_groups(part, _reader(stream), schema, first, skip, stop)
-        _check_unchanged(part)
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{part.path}: cannot be opened any more: {error}") from error
-
-
-def _check_unchanged(part: _Part) -> None:
-    """Refuse a file that is not the one that was opened; its content counts, not when it was written."""
-    state = part.file.state()
-    if state != part.state and (state.size != part.state.size or part.file.content_key(state) != part.content):
-        raise _changed(part)
-
-
-def _changed(part: _Part) -> SourceError:
-    return SourceError(f"{part.path}: changed while the job was reading it; start the job again on a finished file")
+    part.version.check()
 
 
 def _reader(stream: pa.NativeFile) -> pq.ParquetFile:
