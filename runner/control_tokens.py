@@ -4,81 +4,108 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from runner.row_problem import RowProblem
-
 # Added tokens of this shape mark roles even where a tokenizer does not flag them as special (DeepSeek does
 # not). Other unflagged ones, such as <think> or runs of blanks, are text that models and data may write.
 _ROLE_MARK = re.compile("[<\\[][|\uff5c].*[|\uff5c][>\\]]", re.DOTALL)
-# Characters that Unicode reserves for a program's internal use frame the number of a control token: `_QUOTED`
-# where a value spelled the token, `_ALIAS` where the token itself is meant.
-_QUOTED = "\ufdd0{}\ufdd1"
-_ALIAS = "\ufdd2{}\ufdd3"
-_QUOTED_PATTERN = re.compile("\ufdd0([0-9]+)\ufdd1")
-_RESERVED = re.compile("[\ufdd0-\ufdd3]")
+# Of 16 bits each: nobody can write an alias into a table, because nobody knows the number of this process.
+_SECRET_DIGITS = 24
+# First of the characters that stand for those of control tokens while values are hidden; private to programs.
+_FIRST_STAND_IN = 0x10F000
 
 
 class ControlTokens:
-    """The control tokens of a fast tokenizer.
+    """The control tokens of a fast tokenizer, each with an alias that no value can spell.
 
-    Few rows spell a control token. Those that do are quoted before rendering, so that afterwards the text
-    tells what a value spelled from what the template wrote, and are encoded by a copy of the tokenizer that
-    differs in nothing but the names of its control tokens: there, their usual spelling is ordinary text.
+    Where a template of the job or the model writes a control token, the alias is written instead; values are
+    left as they are. In what is rendered, an alias is the control token, and anything that spells one is
+    text, however it came about. Few rows spell one. They are encoded by a copy of the tokenizer that differs
+    in nothing but the names of its control tokens: there, their usual spelling is ordinary text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.values()
-        self._tokens = [each.content for each in added if each.special or _ROLE_MARK.fullmatch(each.content)]
+        control = [each for each in added if each.special or _ROLE_MARK.fullmatch(each.content)]
+        self._tokens = [each.content for each in control if each.content]
         self._numbers = {token: number for number, token in enumerate(self._tokens)}
         longest_first = sorted(self._tokens, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) if longest_first else r"(?!)")
+        # Digits alone pass unchanged through every filter of a template.
+        self._secret = "".join(secrets.choice("123456789") for _ in range(_SECRET_DIGITS))
+        self._alias_pattern = re.compile(f"\ufdd0{self._secret}([0-9]+)\ufdd1")
+        normalizer = tokenizer.backend_tokenizer.normalizer
+        self._normalizer = normalizer if any(each.normalized for each in control) else None
+        signs = sorted({sign for token in self._tokens for sign in token if not (sign.isalnum() or sign in " _-\n")})
+        self._hidden = {ord(sign): chr(_FIRST_STAND_IN + number) for number, sign in enumerate(signs)}
+        self._shown = {ord(stand_in): chr(sign) for sign, stand_in in self._hidden.items()}
 
-    def spelled_in(self, value: Any) -> bool:
-        """Whether a text, or any text in lists and dicts, spells a control token."""
+    def alias(self, text: str) -> str:
+        """A text with aliases for the control tokens that it spells."""
+        return self._pattern.sub(lambda match: self._alias(self._numbers[match[0]]), text)
+
+    def alias_within(self, value: Any) -> Any:
+        """A value of plain types with aliases in all of its texts."""
         if isinstance(value, str):
-            return self._pattern.search(value) is not None
+            return self.alias(value)
         if isinstance(value, dict):
-            return any(map(self.spelled_in, value.values()))
-        return isinstance(value, list) and any(map(self.spelled_in, value))
+            return {key: self.alias_within(each) for key, each in value.items()}
+        return [self.alias_within(each) for each in value] if isinstance(value, list) else value
 
-    def quote(self, value: Any) -> Any:
-        """`value` with every spelled control token replaced by its number in reserved characters.
+    def unalias(self, text: str) -> str:
+        """A text as it reads: control tokens under their own names."""
+        return self._alias_pattern.sub(lambda match: self._tokens[int(match[1])], text)
 
-        Raises:
-            RowProblem: the text already holds such characters.
-        """
+    def alias_composed(self, text: str, roles: Sequence[str]) -> str:
+        """A text with aliases for the control tokens in it that have one of the roles in their name."""
+        return self._pattern.sub(
+            lambda match: (
+                self._alias(self._numbers[match[0]]) if any(role in match[0] for role in roles) else match[0]
+            ),
+            text,
+        )
+
+    def hide(self, value: Any) -> Any:
+        """A value of plain types whose texts can be no part of a control token but its words; same lengths."""
+        if isinstance(value, str):
+            return value.translate(self._hidden)
         if isinstance(value, dict):
-            return {key: self.quote(each) for key, each in value.items()}
-        if isinstance(value, list):
-            return [self.quote(each) for each in value]
-        if not isinstance(value, str) or not value:
-            return value
-        if _RESERVED.search(value):
-            raise RowProblem(
-                "the text holds both a control token of the model and one of the characters U+FDD0 to U+FDD3, "
-                "which Unicode reserves; remove them from the text"
-            )
-        return self._pattern.sub(lambda match: _QUOTED.format(self._numbers[match[0]]), value)
+            return {key: self.hide(each) for key, each in value.items()}
+        return [self.hide(each) for each in value] if isinstance(value, list) else value
 
-    def unquote(self, text: str) -> str:
-        """The text as it was meant to read."""
-        return _QUOTED_PATTERN.sub(lambda match: self._tokens[int(match[1])], text)
+    def show(self, text: str) -> str:
+        """A text with the characters back that were hidden."""
+        return text.translate(self._shown)
+
+    def spelled_in(self, text: str) -> bool:
+        """Whether the text, as the tokenizer would read it, has control tokens other than its aliases."""
+        plain = self.unalias(text)
+        meant = [int(number) for number in self._alias_pattern.findall(text)]
+        return self._spelled(plain) != meant or (
+            self._normalizer is not None and self._spelled(self._normalizer.normalize_str(plain)) != meant
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The token ids of a rendered text whose values were quoted."""
-        aliased = self._pattern.sub(lambda match: _ALIAS.format(self._numbers[match[0]]), text)
-        ids: list[int] = self._renamed.encode(self.unquote(aliased), add_special_tokens=add_special_tokens).ids
+        """The token ids of a text in which aliases, and nothing else, are control tokens."""
+        ids: list[int] = self._renamed.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+    def _alias(self, number: int) -> str:
+        return f"\ufdd0{self._secret}{number}\ufdd1"
+
+    def _spelled(self, text: str) -> list[int]:
+        return [self._numbers[token] for token in self._pattern.findall(text)]
 
     @cached_property
     def _renamed(self) -> Tokenizer:
         """The tokenizer with its control tokens under their aliases, their ids unchanged."""
-        alias = {token: _ALIAS.format(number) for token, number in self._numbers.items()}
+        alias = {token: self._alias(number) for token, number in self._numbers.items()}
         state = json.loads(self._tokenizer.backend_tokenizer.to_str())
         for token in state["added_tokens"]:
             token["content"] = alias.get(token["content"], token["content"])

@@ -69,7 +69,8 @@ class DatasetSource:
 
     def _check_files(self) -> None:
         for each in self._files:
-            each.check()
+            if each.state.mark is not None:  # a fetched copy belongs to this process alone
+                each.check()
 
 
 def open_saved_dataset(path: str, split: str | None) -> DatasetSource:
@@ -92,8 +93,6 @@ def open_saved_dataset(path: str, split: str | None) -> DatasetSource:
         files = [_version(each["filename"], is_local) for each in dataset.cache_files]
     # The records in the folder may be damaged in any way, and `datasets` does not check them.
     except (OSError, LookupError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise SourceError(
             f"source.path {path!r}: not a readable saved dataset: {type(error).__name__}: {error}"
         ) from error
