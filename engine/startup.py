@@ -16,7 +16,7 @@ from engine.models.loader import load_decoder
 from engine.request import Sampling
 from engine.scheduler import Limits
 from engine.stop_strings import Decode
-from kernels.attention import check_supported
+from kernels.attention import BLOCK_SIZES, check_supported
 
 GPU_MAX_SEQS, GPU_MAX_BATCH_TOKENS = 1024, 8192
 """Beyond 1,024 sequences a decode step gains little per sequence; 8,192 tokens keep a GPU's matrix
@@ -81,6 +81,8 @@ def resolve(settings: EngineSettings, config: ModelConfig) -> Resolved:
             config.num_heads, config.num_kv_heads, config.head_dim, settings.block_size, device_type=device.type
         )
     except ValueError as error:
+        if settings.block_size not in BLOCK_SIZES:
+            raise EngineSettingError("engine.block_size", settings.block_size, str(error)) from error
         raise EngineSettingError("model.path", f"a {config.family} model", str(error)) from error
     if config.max_position < 2:
         raise EngineSettingError("model.path", f"a {config.family} model", "max_position_embeddings of 2 or more")

@@ -26,14 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="the output folder, the job's sink.path")
     parser.add_argument("--rows", type=int, default=5, help="completions to show (default 5)")
     options = parser.parse_args(argv)
-    summaries = sorted((options.out / "summary").glob("shard-*.json"))
+    out = options.out.expanduser()
+    summaries = sorted((out / "summary").glob("shard-*.json"))
     if not summaries:
-        print(f"jobs.show: {options.out} holds no finished job (no summary/shard-*.json)", file=sys.stderr)
+        print(f"jobs.show: {out} holds no finished job (no summary/shard-*.json)", file=sys.stderr)
         return 2
-    completions = pq.read_table(options.out / "completions")
+    completions = pq.read_table(out / "completions")
     print(completions_text(completions, options.rows))
     print(prefix_text([json.loads(path.read_text(encoding="utf-8")) for path in summaries]))
-    print(pool_text(pq.read_table(options.out / "stats")))
+    print(pool_text(pq.read_table(out / "stats")))
     return 0
 
 
@@ -52,10 +53,11 @@ def completions_text(completions: pa.Table, rows: int) -> str:
 
 
 def prefix_text(summaries: Sequence[dict[str, Any]]) -> str:
-    """Prompt tokens found in the prefix cache beside the highest share possible, by shard."""
+    """Prompt tokens that the last attempt found in the prefix cache beside the highest share possible, by shard."""
     return "\n".join(
-        f"prefix hits   {each['hit_rate']:.2%} of {each['prompt_tokens']:,} prompt tokens; "
-        f"highest possible {each['highest_hit_rate']:.2%}"
+        f"prefix hits   {each['hit_rate']:.2%} of {each['attempt_prompt_tokens']:,} prompt tokens"
+        f"{' (last attempt)' if each['attempt_rows'] < each['rows'] else ''}; "
+        f"highest possible within windows {each['highest_hit_rate']:.2%}"
         for each in summaries
     )
 

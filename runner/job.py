@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from engine.startup import EngineSettingError, EngineSettings, Resolved, Started
 from runner.config import ConfigError, RunConfig
 from runner.interrupts import stoppable
 from runner.ledger import Ledger
+from runner.messages import say
 from runner.model_identity import model_identity
 from runner.output_schema import completion_schema
 from runner.prompt import PromptBuilder
@@ -29,7 +29,7 @@ from runner.row_flow import RowFlow
 from runner.sink import Sink
 from runner.source import open_source
 from runner.source_batch import Source, SourceError
-from runner.summary import GENERATE, Summary, render_summary, write_summary
+from runner.summary import GENERATE, Summary, render_summary
 from runner.text_model import TextModel, open_model
 from runner.window import ReadAhead, RowIds, WindowReader
 
@@ -77,24 +77,23 @@ class _Job:
         restart = config.resume == "restart"
         with Ledger(out, fingerprint, self._schema, versions=_versions(), restart=restart) as ledger:
             if ledger.is_complete:
-                _say(f"{out} is complete: {ledger.totals.rows:,} rows, {ledger.totals.errors:,} with an error")
+                say(f"{out} is complete: {ledger.totals.rows:,} rows, {ledger.totals.errors:,} with an error")
                 return _exit_code(ledger.totals)
             summary = self._run_rows(ledger)
-            write_summary(out, ledger.layout.shard_index, summary)
-            _say(f"{out} is complete\n{render_summary(summary)}")
+            say(f"{out} is complete\n{render_summary(summary)}")
             return _exit_code(ledger.totals)
 
     def _run_rows(self, ledger: Ledger) -> Summary:
-        config, committed = self._config, ledger.committed_rows()
+        config, committed, before = self._config, ledger.committed_rows(), ledger.totals
         rows_total = _rows_in_job(self._source, config)
         if len(committed):
-            _say(f"resuming: {len(committed):,} rows of earlier attempts are committed")
+            say(f"resuming: {len(committed):,} rows of earlier attempts are committed")
         with self._phase("load"):
             started = self._start()
-        _say(f"memory plan: {started.memory_plan}")
+        say(f"memory plan: {started.memory_plan}")
         limit = started.engine.limits.max_model_len
         if limit < self._resolved.limits.max_model_len:
-            _say(f"engine.max_model_len is {limit} tokens: all that the K/V pool holds")
+            say(f"engine.max_model_len is {limit} tokens: all that the K/V pool holds")
             self._builder = self._make_builder(limit)
         rows_left = None if rows_total is None else rows_total - len(committed)
         with self._phase(GENERATE), Sink(ledger, config.sink) as sink, stoppable() as stop:
@@ -107,9 +106,8 @@ class _Job:
                 f"{config.source.path} gave {rows_found} rows, and had {rows_total} when the job began: "
                 "an input must not change while it is read; put it back, or start over with resume=restart"
             )
-        with self._phase("publish"):
-            publish(ledger, config.sink, expected_rows=rows_found)
-        return self._summary(ledger.totals, flow, started)
+        summary = self._summary(ledger.totals, ledger.totals - before, flow, started)
+        return publish(ledger, config.sink, expected_rows=rows_found, summary=summary)
 
     def _windows(self, committed: RowIds, stopped: Callable[[], bool]) -> WindowReader:
         return WindowReader(
@@ -153,7 +151,7 @@ class _Job:
             keep_text=self._config.sink.keep_prompt,
         )
 
-    def _summary(self, rows: RowTotals, flow: RowFlow, started: Started) -> Summary:
+    def _summary(self, rows: RowTotals, attempt: RowTotals, flow: RowFlow, started: Started) -> Summary:
         """Rows and their tokens of the whole shard; prefix reuse, steps and seconds of this attempt."""
         steps, plan = flow.totals, dataclasses.asdict(started.memory_plan)
         del plan["num_blocks"]
@@ -164,6 +162,9 @@ class _Job:
             cached_tokens=rows.cached_tokens,
             recomputed_tokens=steps.recomputed_tokens,
             output_tokens=rows.output_tokens,
+            attempt_rows=attempt.rows,
+            attempt_prompt_tokens=attempt.prompt_tokens,
+            attempt_output_tokens=attempt.output_tokens,
             highest_hit_rate=flow.highest_hit_rate,
             hit_rate=steps.hit_rate,
             steps=steps.steps,
@@ -277,7 +278,3 @@ def _fingerprint(config: RunConfig, source: Source, model: TextModel, resolved: 
 
 def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}}
-
-
-def _say(text: str) -> None:
-    print(f"runner: {text}", file=sys.stderr, flush=True)

@@ -34,6 +34,11 @@ from runner.records import (
 from runner.shard_lock import ShardLock
 from runner.storage import guarded, install, make_folder, remove, sync_folder, temporary, write_json
 
+WITHOUT_RESTART = (
+    "run the same command without resume=restart to go on: with it, the rows committed so far are discarded again"
+)
+"""The note on every error that ends a `with Ledger(…, restart=True)` block before the shard is complete."""
+
 
 class Ledger:
     """One shard of an output folder, locked against other processes until `close`.
@@ -73,9 +78,11 @@ class Ledger:
         self._fingerprint = Fingerprint({**fingerprint, "columns": {each.name: str(each.type) for each in schema}})
         self._commits: dict[int, CommitRecord] = {}
         self._publication: PublishRecord | None = None
+        self._restarted = restart
         make_folder(self.layout.commits)
-        make_folder(self.layout.parts)
-        self._lock = ShardLock(self.layout.lock_file)
+        # What is complete is only looked at, and may lie where nothing can be written.
+        only_reading = not restart and self.layout.publish_record.exists()
+        self._lock = ShardLock(self.layout.lock_file, only_reading=only_reading)
         try:
             with guarded(out):
                 self._open(versions, restart)
@@ -89,6 +96,8 @@ class Ledger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self._restarted and not self.is_complete:
+            error.add_note(WITHOUT_RESTART)
         self.close()
 
     def close(self) -> None:
@@ -141,14 +150,21 @@ class Ledger:
         write_json(self.layout.commit_record(number), dataclasses.asdict(record))
         self._commits[number] = record
 
-    def publish(self, completions: Sequence[FileRecord], stats: Sequence[FileRecord]) -> None:
-        """Make the shard complete: its rows and steps are in the temporaries of these files, synced."""
+    def publish(
+        self, completions: Sequence[FileRecord], stats: Sequence[FileRecord], summary: Mapping[str, Any]
+    ) -> None:
+        """Make the shard complete: its rows and steps are in the temporaries of these files, synced.
+
+        `summary` is JSON values. It goes into the record first and from there into its file, so that no
+        kill can lose it.
+        """
         record = PublishRecord(
             attempts=max((each.attempt for each in self._commits.values()), default=0),
             fingerprint=self._fingerprint.digest,
             totals=self.totals,
             completions=tuple(completions),
             stats=tuple(stats),
+            summary=summary,
         )
         write_json(self.layout.publish_record, dataclasses.asdict(record))
         with guarded(self.layout.out):
@@ -165,6 +181,7 @@ class Ledger:
             self._finish_publication(record)
             self.attempt = record.attempts + 1
             return
+        make_folder(self.layout.parts)
         self._commits = self._read_commits()
         self.attempt = 1 + max((each.attempt for each in self._commits.values()), default=0)
         self._check_parts()
@@ -178,9 +195,9 @@ class Ledger:
         """
         for folder in (self.layout.completions, self.layout.stats):
             _remove_all(folder, self.layout.owned_files(folder))
+        _remove_all(self.layout.summary_file.parent, [self.layout.summary_file])
         _remove_all(self.layout.commits, self._records())
         _remove_all(self.layout.parts, self.layout.owned_files(self.layout.parts))
-        _remove_all(self.layout.summary_file.parent, [self.layout.summary_file])
         _remove_all(self.layout.out, [self.layout.run_file])
 
     def _check_run(self, versions: Mapping[str, str]) -> None:
@@ -237,14 +254,21 @@ class Ledger:
         _remove_all(folder, self.layout.temporaries(folder))
 
     def _finish_publication(self, record: PublishRecord) -> None:
-        """Give the published files their names and delete what they replace; may be repeated."""
+        """Give the published files their names, write the summary and delete what they replace.
+
+        May be repeated; where all that is done, nothing is written.
+        """
         for folder, files in ((self.layout.completions, record.completions), (self.layout.stats, record.stats)):
             for file in files:
                 path = folder / file.name
                 if temporary(path).exists():
                     install(path)
                 _check_file(path, file)
-            sync_folder(folder)
+        if not self.layout.summary_file.exists():
+            sync_folder(self.layout.completions)
+            sync_folder(self.layout.stats)
+            make_folder(self.layout.summary_file.parent)
+            write_json(self.layout.summary_file, record.summary)
         _remove_all(self.layout.parts, self.layout.owned_files(self.layout.parts))
         obsolete = [path for path in self._records() if path != self.layout.publish_record]
         _remove_all(self.layout.commits, obsolete)

@@ -12,6 +12,8 @@ from runner.config import ConfigError
 
 ID_COLUMN = "id"
 
+_MAX_SHOWN = 200
+
 
 def completion_schema(
     *, id_field: pa.Field | None, kept: Sequence[pa.Field], token_ids: bool, prompt: bool
@@ -64,15 +66,17 @@ def _refuse_clashes(own: Sequence[str], kept: Sequence[str]) -> None:
 
 def _stored_type(key: str, field: pa.Field) -> pa.DataType:
     """The type a source column has in every file, as Parquet gives it back (seconds become milliseconds)."""
-    empty = pa.schema([(field.name, plain_type(field.type))]).empty_table()
     file = io.BytesIO()
     try:
-        pq.write_table(empty, file)
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
-        accepted = f"columns that Parquet can store; {field.name!r} has type {field.type}: {error}"
+        pq.write_table(pa.schema([(field.name, plain_type(field.type))]).empty_table(), file)
+        file.seek(0)
+        return pq.read_schema(file).field(0).type
+    # A type nested too deep is an OSError of Parquet's, and deeper still a RecursionError.
+    except (pa.ArrowException, OSError, RecursionError) as error:
+        kind = str(field.type)
+        shown = kind if len(kind) <= _MAX_SHOWN else f"{kind[:_MAX_SHOWN]}…"
+        accepted = f"columns that Parquet can store; {field.name!r} has type {shown}: {error}"
         raise ConfigError(key, field.name, accepted) from error
-    file.seek(0)
-    return pq.read_schema(file).field(0).type
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:

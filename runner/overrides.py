@@ -10,15 +10,15 @@ from hydra.errors import HydraException
 
 from runner.config import SECTIONS, ConfigError, keys, unknown_key
 
-# Keys below this one are the chat template's, not ours.
-_FREE = "prompt.chat_kwargs."
+# The keys in here are the chat template's, not ours.
+_FREE = "prompt.chat_kwargs"
 
 
 def prepare(arguments: Sequence[str]) -> list[str]:
     """The overrides to give to Hydra, one for each argument.
 
     A value for a text key is taken as it was typed where Hydra would read a number or a truth value
-    (`1e3` stays `1e3`), and a key below `prompt.chat_kwargs` needs no `+`.
+    (`1e3` stays `1e3`), and the keys of `prompt.chat_kwargs` need no `+`.
 
     Raises:
         ConfigError: an unknown key, or a value that Hydra cannot read or would read as something
@@ -45,7 +45,7 @@ def _prepare(parser: OverridesParser, argument: str) -> str:
     key, equals, value = argument.lstrip("+").partition("=")
     if not equals:
         raise ConfigError("command line", argument, "job=NAME and overrides such as sampling.max_tokens=64")
-    if key not in keys() and key not in SECTIONS and not key.startswith(_FREE):
+    if key not in keys() and key not in SECTIONS and not _is_free(key):
         raise unknown_key(key, value)
     try:
         override = parser.parse_override(f"{key}={value}")
@@ -61,7 +61,20 @@ def _prepare(parser: OverridesParser, argument: str) -> str:
             raise _needs_quotes(key, value)
         if isinstance(parsed, bool | int | float):
             return f"{key}={quoted(value)}"
-    return f"++{key}={value}" if key.startswith(_FREE) else f"{key}={value}"
+    _check_container(key, value, parsed)
+    return f"++{key}={value}" if _is_free(key) else f"{key}={value}"
+
+
+def _is_free(key: str) -> bool:
+    return key == _FREE or key.startswith(f"{_FREE}.")
+
+
+def _check_container(key: str, value: str, parsed: object) -> None:
+    """Refuse a list for a mapping and the reverse, which Hydra cannot merge."""
+    if _type_of(key).startswith("dict") and isinstance(parsed, list):
+        raise ConfigError(key, value, f"a mapping, such as {key}={{name: value}}")
+    if _type_of(key).startswith("list") and isinstance(parsed, dict):
+        raise ConfigError(key, value, f"a list, such as {key}=[first,second]")
 
 
 def _type_of(key: str) -> str:

@@ -54,18 +54,25 @@ def read_batches(path: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
         LedgerError: the file is not the Parquet file that was written.
         StorageError: the file could not be read.
     """
-    with _reading(path), _open(path) as file:
+    with _opened(path) as file:
         yield from file.iter_batches(batch_rows, use_threads=False)
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> pa.Table:
     """Some columns of a whole file; raises like `read_batches`."""
-    with _reading(path), _open(path) as file:
+    with _opened(path) as file:
         return file.read(columns, use_threads=False)
 
 
-def _open(path: Path) -> pq.ParquetFile:
-    return pq.ParquetFile(path, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    # Opened here, since pyarrow would expand a `~` in the path.
+    with (
+        _reading(path),
+        pa.OSFile(str(path)) as raw,
+        pq.ParquetFile(raw, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True) as file,
+    ):
+        yield file
 
 
 @contextlib.contextmanager

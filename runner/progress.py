@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -59,7 +60,8 @@ class Progress:
     """Shows progress on a stream at most once per interval; `update` may be called every step.
 
     On a terminal it is one bar that is drawn again, elsewhere one whole line each time, without
-    carriage returns. Rates and the pool's share are over the time since it was last shown.
+    carriage returns. Rates and the pool's share are over the time since it was last shown. What cannot be
+    written is lost: a closed or full log must not cost the job.
 
     Args:
         rows_total: rows of this attempt, None if not known.
@@ -100,20 +102,24 @@ class Progress:
         """Show the state now, as at the end of a job."""
         now = self._clock()
         text = self._text(totals, work, now)
-        if self._bar is None:
-            print(f"{_clock_text(now - self._started)} | {text}", file=self._stream, flush=True)
-        else:
-            self._bar.n = work.rows_done
-            self._bar.set_description_str(text, refresh=True)
+        with contextlib.suppress(OSError):
+            if self._bar is None:
+                print(f"{_clock_text(now - self._started)} | {text}", file=self._stream, flush=True)
+            else:
+                self._bar.n = work.rows_done
+                self._bar.set_description_str(text, refresh=True)
         self._shown, self._last = now, totals.copy()
 
     def close(self) -> None:
         """Leave the bar as it is and end its line."""
         if self._bar is not None:
-            self._bar.close()
+            with contextlib.suppress(OSError):
+                self._bar.close()
 
-    def _open_bar(self, rows_total: int | None) -> tqdm:
-        return tqdm(total=rows_total, file=self._stream, bar_format=_BAR_FORMAT, dynamic_ncols=True)
+    def _open_bar(self, rows_total: int | None) -> tqdm | None:
+        with contextlib.suppress(OSError):
+            return tqdm(total=rows_total, file=self._stream, bar_format=_BAR_FORMAT, dynamic_ncols=True)
+        return None
 
     def _text(self, totals: StatsTotals, work: Workload, now: float) -> str:
         recent = totals.since(self._last)

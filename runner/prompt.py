@@ -72,7 +72,7 @@ class PromptBuilder:
                 f"prompt.{way}", getattr(config, way), "prompt.token_ids_column, as there is no tokenizer"
             )
         else:
-            self._encoder = _TextEncoder(config, _open_reader(config, schema), tokenizer, vocab_size, keep_text)
+            self._encoder = _TextEncoder(config, schema, tokenizer, vocab_size, keep_text)
         self.columns: tuple[str, ...] = self._encoder.columns
 
     def build(self, table: pa.RecordBatch, row_ids: Sequence[int]) -> list[Prompt | RowError]:
@@ -142,48 +142,46 @@ class _TextEncoder:
     """Text or messages, rendered row by row and tokenised batch by batch."""
 
     def __init__(
-        self, config: PromptConfig, reader: PromptReader, tokenizer: Any, vocab_size: int, keep_text: bool
+        self, config: PromptConfig, schema: pa.Schema, tokenizer: Any, vocab_size: int, keep_text: bool
     ) -> None:
         if not config.special_tokens and not tokenizer.is_fast:
             accepted = "true with this tokenizer: only one of the tokenizers library can keep control tokens apart"
             raise ConfigError("prompt.special_tokens", config.special_tokens, accepted)
-        self._reader = reader
-        self._chat = open_chat(config, tokenizer)
         self._control = None if config.special_tokens else ControlTokens(tokenizer)
+        self._reader = _open_reader(config, schema, self._control)
+        self._chat = open_chat(config, tokenizer, self._control)
         self._tokenizer = tokenizer
         bos = tokenizer.bos_token_id
         self._added_bos = bos if self._adds_special_tokens and tokenizer("")["input_ids"][:1] == [bos] else None
         self._vocab_size = vocab_size
         self._keep_text = keep_text
-        self.columns: tuple[str, ...] = reader.columns
+        self.columns: tuple[str, ...] = self._reader.columns
 
     def encode(self, table: pa.RecordBatch) -> Sequence[_Encoded]:
-        """The ids of every row: one call of the tokenizer for all that spell no control token, one for each other."""
+        """The ids of every row: one call of the tokenizer for all whose values spell no control token."""
         results: list[_Encoded | None] = []
         plain: list[tuple[int, str]] = []
         for index, value in enumerate(self._reader.values(table)):
             try:
-                text, quoted = self._render(value)
-                results.append(self._encode_quoted(text) if quoted else None)
-                if not quoted:
-                    plain.append((index, text))
+                text = self._render(value)
+                if self._control is not None and self._control.spelled_in(text):
+                    results.append(self._encode_exactly(text, self._control))
+                else:
+                    results.append(None)
+                    plain.append((index, text if self._control is None else self._control.unalias(text)))
             except RowProblem as problem:
                 results.append(problem)
         for (index, text), ids in zip(plain, self._tokenize([text for _, text in plain]), strict=True):
             results[index] = self._finish(ids, text)
         return [result for result in results if result is not None]
 
-    def _render(self, value: Any) -> tuple[str, bool]:
-        """The text of a row, and whether control tokens in its values were quoted."""
-        parsed = self._reader.parse(value)
-        quoted = self._control is not None and self._control.spelled_in(parsed)
-        if quoted and self._control is not None:
-            parsed = self._control.quote(parsed)
-        prompt = self._reader.render(parsed)
+    def _render(self, value: Any) -> str:
+        """The text of a row, with aliases for the control tokens that it is to have."""
+        prompt = self._reader.read(value)
         if self._chat is not None:
-            return self._chat.render(prompt), quoted
+            return self._chat.render(prompt)
         assert isinstance(prompt, str)  # messages are refused without a chat
-        return prompt, quoted
+        return prompt
 
     def _tokenize(self, texts: list[str]) -> list[list[int]]:
         if not texts:
@@ -198,10 +196,9 @@ class _TextEncoder:
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
-    def _encode_quoted(self, text: str) -> _Encoded:
-        assert self._control is not None
-        ids = self._control.encode(text, add_special_tokens=self._adds_special_tokens)
-        return self._finish(ids, self._control.unquote(text))
+    def _encode_exactly(self, text: str, control: ControlTokens) -> _Encoded:
+        ids = control.encode(text, add_special_tokens=self._adds_special_tokens)
+        return self._finish(ids, control.unalias(text))
 
     @property
     def _adds_special_tokens(self) -> bool:
@@ -230,16 +227,16 @@ def _chosen_way(config: PromptConfig) -> str:
     return chosen[0]
 
 
-def _open_reader(config: PromptConfig, schema: pa.Schema) -> PromptReader:
+def _open_reader(config: PromptConfig, schema: pa.Schema, control: ControlTokens | None) -> PromptReader:
     if config.column is not None:
         return TextReader(config.column, schema)
     if config.messages_column is not None:
         return MessagesReader(config.messages_column, schema)
     if config.template is not None:
-        return TemplateReader("prompt.template", config.template, config.template, schema)
+        return TemplateReader("prompt.template", config.template, config.template, schema, control)
     assert config.template_file is not None
     try:
         source = Path(config.template_file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("prompt.template_file", config.template_file, f"a readable UTF-8 file: {error}") from error
-    return TemplateReader("prompt.template_file", config.template_file, source, schema)
+    return TemplateReader("prompt.template_file", config.template_file, source, schema, control)

@@ -1,25 +1,26 @@
 """Readers that take the prompt of a row out of its columns: a text column, a template, or chat messages.
 
-A reader works in three steps, so that the caller can quote control tokens between the last two: `values`
-(whole batch to Python), `parse` (one value, checked), `render` (text, or the messages of a chat).
+A reader takes the values of a whole batch to Python, and then one value after the other to text, or to the
+messages of a chat.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from runner.config import ConfigError
+from runner.control_tokens import ControlTokens
+from runner.json_types import parse_json
 from runner.prompt_template import PromptTemplate, with_nulls
 from runner.row_problem import RowProblem
 
 Messages = list[dict[str, Any]]
 
-_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+# Text that is not UTF-8 is a ValueError; times out of range are any of these.
+_UNHELD = (ValueError, OverflowError, pa.ArrowException)
 
 
 class PromptReader(Protocol):
@@ -30,11 +31,8 @@ class PromptReader(Protocol):
     def values(self, batch: pa.RecordBatch) -> Sequence[Any]:
         """One raw value a row; a RowProblem instead of what cannot be decoded."""
 
-    def parse(self, value: Any) -> Any:
-        """The checked value. Raises RowProblem."""
-
-    def render(self, value: Any) -> str | Messages:
-        """The prompt text, or the messages of a chat. Raises RowProblem."""
+    def read(self, value: Any) -> str | Messages:
+        """The prompt text of one value, or the messages of a chat. Raises RowProblem."""
 
 
 class TextReader:
@@ -52,21 +50,17 @@ class TextReader:
         """See `PromptReader.values`."""
         return _to_python(batch.column(self.columns[0]), self.columns[0])
 
-    def parse(self, value: Any) -> str:
-        """See `PromptReader.parse`: null, empty and blank text is no prompt."""
+    def read(self, value: Any) -> str:
+        """See `PromptReader.read`: null, empty and blank text is no prompt."""
         return _check_text(value, self.columns[0])
-
-    def render(self, value: str) -> str:
-        """See `PromptReader.render`."""
-        return value
 
 
 class TemplateReader:
-    """A Jinja template over columns."""
+    """A Jinja template over columns; for `control`, see `PromptTemplate`."""
 
-    def __init__(self, key: str, value: str, source: str, schema: pa.Schema) -> None:
+    def __init__(self, key: str, value: str, source: str, schema: pa.Schema, control: ControlTokens | None) -> None:
         self._key = key
-        self._template = PromptTemplate(key, value, source, schema.names)
+        self._template = PromptTemplate(key, value, source, schema.names, control)
         self.columns: tuple[str, ...] = self._template.columns
 
     def values(self, batch: pa.RecordBatch) -> Sequence[Any]:
@@ -74,17 +68,12 @@ class TemplateReader:
         columns = [_to_python(batch.column(name), name) for name in self.columns]
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def parse(self, value: dict[str, Any]) -> dict[str, Any]:
-        """See `PromptReader.parse`."""
+    def read(self, value: dict[str, Any]) -> str:
+        """See `PromptReader.read`: a blank rendering is no prompt."""
         for each in value.values():
             if isinstance(each, RowProblem):
                 raise each
-        row: dict[str, Any] = with_nulls(value)
-        return row
-
-    def render(self, value: dict[str, Any]) -> str:
-        """See `PromptReader.render`: a blank rendering is no prompt."""
-        text = self._template.render(value)
+        text = self._template.render(with_nulls(value))
         if not text.strip():
             names = ", ".join(map(repr, self.columns))
             raise RowProblem(f"{self._key} renders to blank text; fill or drop the row (columns {names})")
@@ -106,8 +95,8 @@ class MessagesReader:
         """See `PromptReader.values`."""
         return _to_python(batch.column(self.columns[0]), self.columns[0])
 
-    def parse(self, value: Any) -> Messages:
-        """See `PromptReader.parse`: at least one message, each with a role, not all of them blank."""
+    def read(self, value: Any) -> Messages:
+        """See `PromptReader.read`: at least one message, each with a role, not all of them blank."""
         column = self.columns[0]
         messages = _parse_json(_check_text(value, column), column) if self._is_text else value
         if isinstance(messages, RowProblem):
@@ -120,10 +109,6 @@ class MessagesReader:
             what = "has no message with text" if messages else "is an empty list"
             raise RowProblem(f"column {column!r} {what}; fill or drop the row")
         return [_present_fields(message) for message in messages]
-
-    def render(self, value: Messages) -> Messages:
-        """See `PromptReader.render`."""
-        return value
 
 
 def column_type(key: str, column: str, schema: pa.Schema) -> pa.DataType:
@@ -155,20 +140,22 @@ def _is_messages(kind: pa.DataType) -> bool:
 
 
 def _to_python(array: pa.Array, column: str) -> list[Any]:
-    """The values of an array; a RowProblem where text is not UTF-8, which Parquet files do not rule out."""
+    """The values of an array; a RowProblem where Python cannot hold one, as text that is not UTF-8 or a far time."""
     stored = array.storage if isinstance(array, pa.ExtensionArray) else array
     try:
         values: list[Any] = stored.to_pylist()
-    except UnicodeDecodeError:
-        values = [_decoded(scalar, column) for scalar in stored]
+    except _UNHELD:
+        values = [_held(scalar, column) for scalar in stored]
     return values
 
 
-def _decoded(scalar: pa.Scalar, column: str) -> Any:
+def _held(scalar: pa.Scalar, column: str) -> Any:
     try:
         return scalar.as_py()
     except UnicodeDecodeError as error:
         return RowProblem(f"column {column!r} holds text that is not valid UTF-8 ({error}); correct the row")
+    except _UNHELD as error:
+        return RowProblem(f"column {column!r} holds a {scalar.type} that cannot be written ({error}); correct the row")
 
 
 def _check_text(value: Any, column: str) -> str:
@@ -183,12 +170,9 @@ def _check_text(value: Any, column: str) -> str:
 
 def _parse_json(text: str, column: str) -> Any:
     try:
-        messages = json.loads(text)
-        if _SURROGATE_ESCAPE.search(text):  # half a pair alone is no text that could be tokenised
-            json.dumps(messages, ensure_ascii=False).encode("utf-8")
+        return parse_json(text)
     except (ValueError, RecursionError) as error:
         raise RowProblem(f"column {column!r} is not JSON ({error}); correct the row") from error
-    return messages
 
 
 def _is_message(message: Any) -> bool:

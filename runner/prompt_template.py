@@ -10,6 +10,8 @@ from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runner.config import ConfigError
+from runner.control_tokens import ControlTokens
+from runner.prompt_literals import rewrite_literals
 from runner.row_problem import RowProblem
 
 
@@ -36,6 +38,8 @@ def with_nulls(value: Any) -> Any:
         return _NULL
     if isinstance(value, list):
         return [with_nulls(each) for each in value]
+    if isinstance(value, tuple):  # an entry of a map
+        return tuple(with_nulls(each) for each in value)
     if isinstance(value, dict):
         return {key: with_nulls(each) for key, each in value.items()}
     return value
@@ -44,19 +48,19 @@ def with_nulls(value: Any) -> Any:
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, _NullText):
         return None
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_without_nulls(each) for each in value]
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items()}
     return value
 
 
-def _dumps(value: Any, **options: Any) -> str:
-    """What the `tojson` filter writes: null for null."""
-    return json.dumps(_without_nulls(value), **options)
+def _environment(control: ControlTokens | None) -> ImmutableSandboxedEnvironment:
+    def dumps(value: Any, **options: Any) -> str:
+        """What the `tojson` filter writes: null for null, and the template's own text as it reads."""
+        value = _without_nulls(value)
+        return json.dumps(value if control is None else control.unalias_within(value), **options)
 
-
-def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         undefined=StrictUndefined,
         keep_trailing_newline=True,
@@ -64,7 +68,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         finalize=lambda value: "" if value is None else value,
     )
     environment.tests["none"] = lambda value: value is None or isinstance(value, _NullText)
-    environment.policies["json.dumps_function"] = _dumps
+    environment.policies["json.dumps_function"] = dumps
     return environment
 
 
@@ -72,16 +76,21 @@ class PromptTemplate:
     """A compiled template, given as `value` under the configuration key `key`.
 
     `columns` are the ones it reads, in the order of `known_columns`. No known columns means that they are
-    not known, as of an input without rows: then any is accepted.
+    not known, as of an input without rows: then any is accepted. With `control`, the control tokens that the
+    template itself writes are aliased in its text.
 
     Raises:
         ConfigError: a syntax error, an unknown column, or a template that needs other files.
     """
 
-    def __init__(self, key: str, value: str, source: str, known_columns: list[str]) -> None:
-        environment = _environment()
+    def __init__(
+        self, key: str, value: str, source: str, known_columns: list[str], control: ControlTokens | None
+    ) -> None:
+        environment = _environment(control)
         try:
             tree = environment.parse(source)
+            if control is not None:
+                source = rewrite_literals(source, environment, control.alias)
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise ConfigError(key, value, f"a Jinja template; line {error.lineno}: {error.message}") from error

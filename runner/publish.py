@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,10 +18,11 @@ from runner.output_schema import STATS_SCHEMA
 from runner.part_file import ROW_GROUP_ROWS, read_batches, read_columns, write_part
 from runner.records import START_OVER, FileRecord, LedgerError
 from runner.storage import make_folder, temporary
+from runner.summary import PUBLISH, Summary
 
 
-def publish(ledger: Ledger, config: SinkConfig, *, expected_rows: int) -> None:
-    """Write `completions/` and `stats/` from the parts, and make the shard complete.
+def publish(ledger: Ledger, config: SinkConfig, *, expected_rows: int, summary: Summary) -> Summary:
+    """Write `completions/`, `stats/` and the summary, and make the shard complete.
 
     Files hold `sink.rows_per_part` rows each, in input order or, with `sink.order=completion`, as
     committed; without rows there is one empty file. The parts are deleted after. The disk must hold
@@ -31,19 +34,27 @@ def publish(ledger: Ledger, config: SinkConfig, *, expected_rows: int) -> None:
         ledger: the shard, with every row committed.
         config: `rows_per_part`, `order` and `compression`.
         expected_rows: output rows that the job must have: its rows times the samples of each.
+        summary: what the shard did up to now.
+
+    Returns:
+        The summary as it was written, with the seconds that publishing took.
 
     Raises:
         LedgerError: rows are missing or there twice, or a part is damaged.
         StorageError: the folder could not be read or written.
     """
     if ledger.is_complete:
-        return
+        return summary
+    began = time.perf_counter()
     layout, parts = ledger.layout, ledger.completion_parts
     row_ids = _checked_row_ids(parts, expected_rows)
     tables = _in_input_order(ledger, parts, row_ids) if config.order == "input" else _in_commit_order(parts)
     completions = _write_files(ledger, layout.completions, tables, ledger.schema, config)
     stats = _write_files(ledger, layout.stats, _in_commit_order(ledger.stats_parts), STATS_SCHEMA, config)
-    ledger.publish(completions, stats)
+    seconds = {**summary.seconds, PUBLISH: round(time.perf_counter() - began, 3)}
+    summary = dataclasses.replace(summary, seconds=seconds)
+    ledger.publish(completions, stats, dataclasses.asdict(summary))
+    return summary
 
 
 def _checked_row_ids(parts: Sequence[Path], expected_rows: int) -> npt.NDArray[np.int64]:

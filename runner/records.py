@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar
 
 from runner.storage import guarded
+
+T = TypeVar("T")
 
 START_OVER = "Restore it, start over with resume=restart, or choose another sink.path."
 
@@ -41,6 +45,10 @@ class RowTotals:
         names = [field.name for field in dataclasses.fields(self)]
         return RowTotals(*(getattr(self, name) + getattr(other, name) for name in names))
 
+    def __sub__(self, other: RowTotals) -> RowTotals:
+        names = [field.name for field in dataclasses.fields(self)]
+        return RowTotals(*(getattr(self, name) - getattr(other, name) for name in names))
+
 
 @dataclass(frozen=True)
 class CommitRecord:
@@ -61,13 +69,17 @@ class CommitRecord:
 
 @dataclass(frozen=True)
 class PublishRecord:
-    """A complete shard: the files that hold all its rows and steps, after `attempts` attempts."""
+    """A complete shard: the files that hold all its rows and steps, after `attempts` attempts.
+
+    `summary` is the content of the shard's summary file, as JSON values.
+    """
 
     attempts: int
     fingerprint: str
     totals: RowTotals
     completions: tuple[FileRecord, ...]
     stats: tuple[FileRecord, ...]
+    summary: Mapping[str, Any]
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -81,7 +93,7 @@ def read_object(path: Path) -> dict[str, Any]:
         content = path.read_bytes()
     try:
         value = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LedgerError(f"{path} is unreadable ({error}). {START_OVER}") from error
     if not isinstance(value, dict):
         raise LedgerError(f"{path} is unreadable (it holds no JSON object). {START_OVER}")
@@ -92,14 +104,9 @@ def read_commit(path: Path) -> CommitRecord:
     """The commit record in a file; raises like `read_object`."""
     value = read_object(path)
     try:
-        return CommitRecord(
-            **{
-                **value,
-                "totals": RowTotals(**value["totals"]),
-                "completions": _file(value["completions"]) if value["completions"] else None,
-                "stats": _file(value["stats"]) if value["stats"] else None,
-            }
-        )
+        totals = _checked(RowTotals, value["totals"])
+        files = {name: None if value[name] is None else _file(value[name]) for name in ("completions", "stats")}
+        return _checked(CommitRecord, {**value, "totals": totals, **files})
     except (KeyError, TypeError) as error:
         raise LedgerError(f"{path} is unreadable (not a commit record: {error}). {START_OVER}") from error
 
@@ -108,21 +115,37 @@ def read_publication(path: Path) -> PublishRecord:
     """The publish record in a file; raises like `read_object`."""
     value = read_object(path)
     try:
-        return PublishRecord(
-            **{
-                **value,
-                "totals": RowTotals(**value["totals"]),
-                "completions": tuple(_file(each) for each in value["completions"]),
-                "stats": tuple(_file(each) for each in value["stats"]),
-            }
-        )
+        totals = _checked(RowTotals, value["totals"])
+        files = {name: tuple(map(_file, value[name])) for name in ("completions", "stats")}
+        return _checked(PublishRecord, {**value, "totals": totals, **files})
     except (KeyError, TypeError) as error:
         raise LedgerError(f"{path} is unreadable (not a publish record: {error}). {START_OVER}") from error
 
 
-def _file(value: dict[str, Any]) -> FileRecord:
+# What JSON may hold for a field, by its annotation.
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "int | None": (int, NoneType),
+    "str": (str,),
+    "Mapping[str, Any]": (dict,),
+}
+
+
+def _checked(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A record with these fields. Raises TypeError for a field too few or too many, or a value of a wrong kind."""
+    record = kind(**values)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        value, accepted = getattr(record, field.name), _JSON_TYPES.get(str(field.type))
+        if accepted is not None and (not isinstance(value, accepted) or isinstance(value, bool)):
+            raise TypeError(f"{field.name} is {value!r}")
+        if isinstance(value, int) and value < 0:
+            raise TypeError(f"{field.name} is {value}, below 0")
+    return record
+
+
+def _file(value: Mapping[str, Any]) -> FileRecord:
     """A file's record; its name must stay inside its folder."""
-    record = FileRecord(**value)
-    if Path(record.name).name != record.name or not isinstance(record.size, int) or not isinstance(record.rows, int):
-        raise TypeError(f"{value!r} describes no file")
+    record = _checked(FileRecord, value)
+    if Path(record.name).name != record.name:
+        raise TypeError(f"{record.name!r} is no file name")
     return record

@@ -19,7 +19,7 @@ from runner.window import ReadAhead, Window
 
 
 class RowFlow:
-    """Moves rows from windows through the engine into the sink."""
+    """Moves rows from windows through the engine into the sink; `rows_done` have output, `totals` sums the steps."""
 
     def __init__(self, engine: Engine, model: TextModel, sink: Sink, config: RunConfig, wants_token_ids: bool) -> None:
         self._engine = engine
@@ -30,7 +30,7 @@ class RowFlow:
         self._requests: deque[Request] = deque()  # of the newest window, not in the engine yet
         self._open: list[Window] = []  # windows with rows that are not done, in source order
         self._rows_left: list[int] = []  # of each open window
-        self._rows_read = self._prompt_tokens = self._hit_tokens = self._output_tokens = 0
+        self._rows_read = self._hit_tokens = self._prompt_tokens = self._output_tokens = 0
         self.rows_done = 0
         self.totals = StatsTotals()
 

@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from runner.config import ConfigError
 from runner.source_batch import SourceBatch, SourceError, check_columns, rows_per_batch
 from runner.source_files import FileState, FileVersion, SourceFile
-from runner.source_types import cast, plain_schema
+from runner.source_types import cast, schema_without_views
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -32,7 +32,7 @@ class DatasetSource:
         self._dataset = dataset
         self._files = files
         # The features, not the files: columns may have been cast since they were written.
-        self.schema: pa.Schema = plain_schema(dataset.features.arrow_schema)
+        self.schema: pa.Schema = schema_without_views(dataset.features.arrow_schema)
         self.num_rows: int | None = len(dataset)
 
     def batches(self, columns: Sequence[str], skip: int, limit: int | None) -> Iterator[SourceBatch]:

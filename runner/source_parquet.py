@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from runner.source_batch import SourceBatch, SourceError, check_columns, clip, rows_per_batch
 from runner.source_files import FileVersion, SourceFile, changed
-from runner.source_types import cast, merged_type, plain_schema
+from runner.source_types import cast, merged_type, schema_without_views
 
 # Footers of many files on a remote store are a wait, not work.
 _FOOTER_READERS = 8
@@ -24,7 +24,7 @@ _FOOTER_TAIL_BYTES = 8  # footer length (little-endian int32) and magic
 
 @dataclass(frozen=True)
 class _Part:
-    """One file as it was when it was opened; `schema` has plain types."""
+    """One file as it was when it was opened; `schema` has no views."""
 
     version: FileVersion
     schema: pa.Schema
@@ -95,7 +95,7 @@ def _read_footer(file: SourceFile) -> _Part:
         version = FileVersion.of(file)
         with _open(file) as stream:
             parquet = pq.ParquetFile(stream)
-            metadata, schema = parquet.metadata, plain_schema(parquet.schema_arrow)
+            metadata, schema = parquet.metadata, schema_without_views(parquet.schema_arrow)
             names = schema.names
             digest = _footer_sha256(stream, version.state.size)
     except UnicodeDecodeError as error:

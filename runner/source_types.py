@@ -1,11 +1,13 @@
-"""Arrow types of source columns: one plain type for each, and one type for a column of several files."""
+"""Arrow types of source columns: no view layouts, and one type for a column of several files."""
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
+def without_views(kind: pa.DataType) -> pa.DataType:
     """The type under which a column is read: without view layouts, at any depth.
 
     Views hold the same values in another layout, which Arrow's selection kernels do not handle everywhere.
@@ -15,23 +17,24 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_binary_view(kind):
         return pa.large_binary()
     if pa.types.is_struct(kind):
-        return pa.struct([_plain_field(field) for field in kind.fields])
+        return pa.struct([_field_without_views(field) for field in kind.fields])
     if pa.types.is_map(kind):
-        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), keys_sorted=kind.keys_sorted)
+        key, item = _field_without_views(kind.key_field), _field_without_views(kind.item_field)
+        return pa.map_(key, item, keys_sorted=kind.keys_sorted)
     if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_plain_field(kind.value_field), kind.list_size)
+        return pa.list_(_field_without_views(kind.value_field), kind.list_size)
     if pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind):
-        return pa.large_list(_plain_field(kind.value_field))
+        return pa.large_list(_field_without_views(kind.value_field))
     if pa.types.is_list(kind) or pa.types.is_list_view(kind):
-        return pa.list_(_plain_field(kind.value_field))
+        return pa.list_(_field_without_views(kind.value_field))
     if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, plain_type(kind.value_type), kind.ordered)
+        return pa.dictionary(kind.index_type, without_views(kind.value_type), kind.ordered)
     return kind
 
 
-def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """A schema whose columns have their plain types, without metadata."""
-    return pa.schema([_plain_field(field).remove_metadata() for field in schema])
+def schema_without_views(schema: pa.Schema) -> pa.Schema:
+    """A schema of types without views, and without metadata."""
+    return pa.schema([_field_without_views(field).remove_metadata() for field in schema])
 
 
 def merged_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -48,12 +51,36 @@ def merged_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """An array under another type. Raises ArrowException where a value does not fit it."""
-    return array if array.type == kind else array.cast(kind)
+    """An array under another type, one without views. Raises ArrowException where a value does not fit it."""
+    return array if array.type == kind else _without_list_views(array).cast(kind)
 
 
-def _plain_field(field: pa.Field) -> pa.Field:
-    return field.with_type(plain_type(field.type))
+def _without_list_views(array: pa.Array) -> pa.Array:
+    """The same values in plain lists. Arrow's own cast of list views gives arrays that are not valid."""
+    kind = array.type
+    if not _has_list_view(kind):
+        return array
+    if pa.types.is_struct(kind):
+        children = [_without_list_views(array.field(at)) for at in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, names=[field.name for field in kind.fields], mask=array.is_null())
+    if pa.types.is_map(kind):
+        keys, items = _without_list_views(array.keys), _without_list_views(array.items)
+        offsets = pa.array(array.offsets.to_numpy())  # copied, as a mask goes with no slice
+        return pa.MapArray.from_arrays(offsets, keys, items, mask=array.is_null())
+    values = _without_list_views(array.flatten())
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
+    return pa.LargeListArray.from_arrays(offsets, values, mask=array.is_null())
+
+
+def _has_list_view(kind: pa.DataType) -> bool:
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return True
+    return any(_has_list_view(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _field_without_views(field: pa.Field) -> pa.Field:
+    return field.with_type(without_views(field.type))
 
 
 def _without_dictionary(kind: pa.DataType) -> pa.DataType:

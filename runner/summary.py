@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-
-from runner.layout import ShardLayout
-from runner.storage import make_folder, write_json
 
 GENERATE = "generate"
 """The phase in `Summary.seconds` in which steps run; token rates are over it."""
+
+PUBLISH = "publish"
+"""The phase in which the final files are written."""
 
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of one run of a shard.
+    """The figures of one shard, when it is complete.
 
-    `highest_hit_rate` (H*) and `hit_rate` are shares of the prompt tokens, 0 to 1. `mean_live_fraction`
-    is over the steps with rows waiting if `rows_waited`, else over all steps. `memory_plan` and
-    `peak_bytes` are bytes (peak 0: not measured, on a CPU); `seconds` are by phase.
+    The job may have been interrupted and resumed. `rows`, `errors` and the prompt, cached and output
+    tokens are of the whole job; all else is of its last attempt, which finished `attempt_rows` of the
+    rows with `attempt_prompt_tokens` and `attempt_output_tokens`.
+
+    `hit_rate` and `highest_hit_rate` (H*) are shares of the prompt tokens, 0 to 1. H* is of each window
+    on its own: where windows share a prefix, `hit_rate` may exceed it. `mean_live_fraction` is over the
+    steps with rows waiting if `rows_waited`, else over all steps. `memory_plan` and `peak_bytes` are
+    bytes (peak 0: not measured, on a CPU); `seconds` are by phase.
     """
 
     rows: int
     errors: int
     prompt_tokens: int
     cached_tokens: int
-    recomputed_tokens: int
     output_tokens: int
+    attempt_rows: int
+    attempt_prompt_tokens: int
+    attempt_output_tokens: int
+    recomputed_tokens: int
     highest_hit_rate: float
     hit_rate: float
     steps: int
@@ -45,36 +51,33 @@ class Summary:
     device: str
 
 
-def write_summary(out: Path, shard_index: int, summary: Summary) -> None:
-    """Write `summary/shard-NNNNN.json` in the output folder, whole or not at all.
-
-    Raises:
-        StorageError: it could not be written.
-    """
-    path = ShardLayout(out, shard_index).summary_file
-    make_folder(path.parent)
-    write_json(path, dataclasses.asdict(summary))
-
-
 def render_summary(summary: Summary) -> str:
-    """The summary as lines of text."""
+    """The summary as lines of text; after a resumption each line says what it is of."""
+    whole, attempt = "", ""
+    if summary.attempt_rows < summary.rows:
+        whole, attempt = " (whole job)", " (this attempt)"
     lines = [
-        ("rows", f"{summary.rows:,}, {summary.errors:,} with an error"),
-        ("tokens", _tokens(summary)),
-        ("speed", _speed(summary)),
-        ("prefix hits", f"{summary.hit_rate:.1%} of prompt tokens, highest possible {summary.highest_hit_rate:.1%}"),
-        ("pool", _pool(summary)),
-        ("memory", _memory(summary)),
-        ("seconds", ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in summary.seconds.items())),
-        ("device", summary.device),
+        ("rows", _rows(summary), whole),
+        ("tokens", _tokens(summary), whole),
+        ("speed", _speed(summary), attempt),
+        ("prefix hits", _prefix_hits(summary), attempt),
+        ("pool", _pool(summary), attempt),
+        ("memory", _memory(summary), ""),
+        ("seconds", ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in summary.seconds.items()), attempt),
+        ("device", summary.device, ""),
     ]
-    return "\n".join(f"{name:<12} {text}" for name, text in lines if text)
+    return "\n".join(f"{name:<12} {text}{scope}" for name, text, scope in lines if text)
+
+
+def _rows(summary: Summary) -> str:
+    earlier = summary.rows - summary.attempt_rows
+    resumed = f", {earlier:,} from earlier attempts" if earlier else ""
+    return f"{summary.rows:,}, {summary.errors:,} with an error{resumed}"
 
 
 def _tokens(summary: Summary) -> str:
     return (
-        f"{summary.prompt_tokens:,} prompt ({summary.cached_tokens:,} from the cache), "
-        f"{summary.output_tokens:,} output, {summary.recomputed_tokens:,} computed again"
+        f"{summary.prompt_tokens:,} prompt ({summary.cached_tokens:,} from the cache), {summary.output_tokens:,} output"
     )
 
 
@@ -82,15 +85,19 @@ def _speed(summary: Summary) -> str:
     seconds = summary.seconds.get(GENERATE, 0.0)
     if seconds <= 0:
         return ""
-    prompt, output = summary.prompt_tokens / seconds, summary.output_tokens / seconds
+    prompt, output = summary.attempt_prompt_tokens / seconds, summary.attempt_output_tokens / seconds
     return f"{prompt:,.1f} prompt and {output:,.1f} output tokens per second"
+
+
+def _prefix_hits(summary: Summary) -> str:
+    return f"{summary.hit_rate:.1%} of prompt tokens, highest possible within windows {summary.highest_hit_rate:.1%}"
 
 
 def _pool(summary: Summary) -> str:
     when = "while rows waited" if summary.rows_waited else "over all steps (no row waited)"
     return (
-        f"{summary.mean_live_fraction:.1%} live {when}; {summary.steps:,} steps, "
-        f"{summary.preemptions:,} preemptions, {summary.evictions:,} evictions"
+        f"{summary.mean_live_fraction:.1%} live {when}; {summary.steps:,} steps, {summary.preemptions:,} preemptions "
+        f"({summary.recomputed_tokens:,} tokens computed again), {summary.evictions:,} evictions"
     )
 
 

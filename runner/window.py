@@ -51,6 +51,8 @@ class Window:
 class WindowReader:
     """Reads the rows of a job that are not committed yet, window by window.
 
+    `carried_columns` go through to the output; an id column comes first among them.
+
     `stopped` is asked now and then; once it is true, or after `stop`, no further window comes.
     """
 
@@ -121,13 +123,12 @@ class WindowReader:
         row_ids = np.concatenate([batch.row_ids for batch in batches])
         parts = [batch.carried for batch in batches if batch.carried is not None]
         carried = pa.Table.from_batches(parts).combine_chunks() if parts else None
-        names = self._draw_ids(row_ids, carried)
+        names = self._draw_ids(row_ids, carried, prompts)
         return Window(
             row_ids=row_ids,
             carried=carried,
             requests=[
-                Request(prompts[at].row_id, token_ids[at], self._sampling, draw_id=names.get(prompts[at].row_id))
-                for at in order
+                Request(prompts[at].row_id, token_ids[at], self._sampling, draw_id=names[at]) for at in order.tolist()
             ],
             errors=[row for row in built if isinstance(row, RowError)],
             texts={prompt.row_id: prompt.text for prompt in prompts if prompt.text is not None},
@@ -135,11 +136,13 @@ class WindowReader:
             highest_hit_tokens=highest_hit_tokens([token_ids[at] for at in by_prefix], self._block_size),
         )
 
-    def _draw_ids(self, row_ids: RowIds, carried: pa.Table | None) -> dict[int, int]:
-        """row id -> what the row is called by the random generator, where that differs and matters."""
-        if self._rows.id_column is None or carried is None or not self._sampling.temperature:
-            return {}
-        return dict(zip(row_ids.tolist(), draw_ids(carried[self._rows.id_column], row_ids).tolist(), strict=True))
+    def _draw_ids(self, row_ids: RowIds, carried: pa.Table | None, prompts: Sequence[Prompt]) -> Sequence[int | None]:
+        """What the rows of `prompts` are called by the random generator; None leaves it at the row id."""
+        if self._rows.id_column is None or carried is None or not self._sampling.temperature or not prompts:
+            return [None] * len(prompts)
+        mine = np.array([prompt.row_id for prompt in prompts], np.int64)
+        ids = carried.column(0).take(pa.array(np.searchsorted(row_ids, mine)))  # the id column is carried first
+        return draw_ids(ids, mine, [prompt.token_ids for prompt in prompts]).tolist()
 
 
 class ReadAhead:

@@ -90,7 +90,8 @@ def commit_rows(ledger: Ledger, row_ids: Iterable[int], *, config: SinkConfig | 
 
 
 def publish_rows(ledger: Ledger, expected_rows: int, **config: Any) -> None:
-    publish(ledger, SinkConfig(path=str(ledger.layout.out), **config), expected_rows=expected_rows)
+    sink = SinkConfig(path=str(ledger.layout.out), **config)
+    publish(ledger, sink, expected_rows=expected_rows, summary=job_summary(rows=expected_rows))
 
 
 def read_folder(folder: Path) -> pa.Table:
@@ -112,8 +113,11 @@ def job_summary(**changes: Any) -> Summary:
         "errors": 2,
         "prompt_tokens": 40_000,
         "cached_tokens": 30_000,
-        "recomputed_tokens": 10,
         "output_tokens": 8_000,
+        "attempt_rows": 1200,
+        "attempt_prompt_tokens": 40_000,
+        "attempt_output_tokens": 8_000,
+        "recomputed_tokens": 10,
         "highest_hit_rate": 0.8,
         "hit_rate": 0.75,
         "steps": 500,

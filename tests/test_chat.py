@@ -74,7 +74,7 @@ def test_null_fields_of_messages_are_not_seen_by_the_template() -> None:
     assert found[0].text == "a(Jo);;"
     # Newer releases of transformers drop them too; that must not be needed.
     reader = MessagesReader("chat", batch_of(chat=[chat]).schema)
-    assert reader.parse(chat) == [chat[0], {"role": "assistant", "content": ""}]
+    assert reader.read(chat) == [chat[0], {"role": "assistant", "content": ""}]
 
 
 def test_messages_for_a_model_without_chat_template_are_refused_at_start() -> None:  # trap 34

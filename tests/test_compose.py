@@ -43,6 +43,21 @@ def test_presets_are_found_in_the_config_dir(tmp_path: Path) -> None:
     assert composed.engine.block_size == 16
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["prompt.chat_kwargs={enable_thinking: false}"], {"date": "today", "enable_thinking": False}),
+        (["prompt.chat_kwargs.enable_thinking=false"], {"date": "today", "enable_thinking": False}),
+        (["prompt.chat_kwargs={date: null, tools: [{name: a}]}"], {"date": None, "tools": [{"name": "a"}]}),
+    ],
+)
+def test_arguments_of_the_chat_template_are_added_on_the_command_line(
+    tmp_path: Path, arguments: list[str], expected: dict[str, object]
+) -> None:
+    job = job_file(tmp_path, JOB.replace("column: text", "column: text, chat_kwargs: {date: today}"))
+    assert validate(compose_job(job, arguments, None)).prompt.chat_kwargs == expected
+
+
 def test_an_unknown_preset_is_answered_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="creative, greedy"):
         compose_job(job_file(tmp_path), ["sampling=wild"], None)

@@ -1,6 +1,7 @@
 """The output side killed with SIGKILL at every call that changes the disk, and started again."""
 
 import itertools
+import json
 import multiprocessing
 import os
 import signal
@@ -86,6 +87,7 @@ def published_or_nothing(out: Path) -> None:
 def assert_every_row_once(out: Path) -> None:
     assert row_ids_of(out / "completions") == list(range(ROWS))
     assert os.listdir(out / "_parts") == []
+    assert os.listdir(out / "summary") == ["shard-00000.json"]
     assert sorted(os.listdir(out / "_commits")) == ["shard-00000.json", "shard-00000.lock"]
     hidden = [path for path in out.rglob(".*") if path.is_file()]
     assert hidden == []
@@ -131,5 +133,6 @@ def test_a_killed_restart_is_finished_by_the_same_command(tmp_path):
         published_or_nothing(out)
         restart_job(out)
         assert row_ids_of(out / "completions") == [100, 101]
+        assert json.loads((out / "summary" / "shard-00000.json").read_text())["rows"] == 2
         call_number += 1
     assert call_number > 15

@@ -136,6 +136,15 @@ def test_shuffled_rows_with_ids_draw_the_same_noise(tiny: TinyJob) -> None:
     assert len({row["completion"] for row in plain}) > 35  # equal questions, each with a draw of its own
 
 
+def test_the_id_column_may_be_kept_too(tiny: TinyJob) -> None:
+    table = pa.table({"question": questions(5), "key": [5, 4, 3, 2, 1]})
+    path = tiny.write(table, "kept-keys.parquet")
+    output = tiny.run(
+        "kept-keys", f"source.path={path}", "source.id_column=key", "sink.keep_columns=[key]", "sampling.temperature=1"
+    )
+    assert [(row["id"], row["key"]) for row in output.completions] == [(key, key) for key in (5, 4, 3, 2, 1)]
+
+
 def test_a_finished_job_does_nothing_when_run_again(tiny: TinyJob, capsys: pytest.CaptureFixture[str]) -> None:
     # trap 45
     tiny.run("again")
@@ -206,7 +215,7 @@ def test_a_row_larger_than_the_pool_is_an_error_and_the_others_finish(tmp_path: 
     # trap 15
     job = TinyJob(tmp_path)
     job.write(["x" * 400, "short", "another"])
-    output = job.run("out", "engine.kv_memory=400KiB")  # 8 blocks of 48 KiB: 128 tokens
+    output = job.run("out", "engine.kv_memory=400KiB")  # 16 blocks of 24 KiB: 256 tokens
     assert output.code == 3
     assert [row["finish_reason"] == "error" for row in output.completions] == [True, False, False]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.json_types import JsonType, JsonTypeError
+from runner.json_types import JsonType, JsonTypeError, parse_json
 
 EXACT = 2**53  # integers up to here are exact as floating point
 
@@ -84,3 +84,26 @@ def test_whatever_is_accepted_comes_back_equal(values: list[Any]) -> None:
     except JsonTypeError:
         return
     assert pa.array(values, kind).to_pylist() == values
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1e400", "beyond a 64-bit floating point number"),
+        ("[-1e309]", "beyond a 64-bit floating point number"),
+        ("Infinity", "Infinity is not JSON"),
+        ('{"a": {"b": 1, "b": 1}}', "the key 'b' twice"),
+        ('{"a": 1, "\\u0061": 1}', "the key 'a' twice"),
+        ('"\\ud800"', "surrogates not allowed"),
+    ],
+)
+def test_json_that_readers_would_change_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_json(text)
+
+
+def test_json_is_read_exactly() -> None:
+    assert parse_json('{"a": [1.5, 9007199254740993, 1e308], "b": {"a": "\\ud83d\\ude00"}}') == {
+        "a": [1.5, 2**53 + 1, 1e308],
+        "b": {"a": "😀"},
+    }

@@ -1,20 +1,23 @@
+import contextlib
 import json
 import multiprocessing
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from runner.fingerprint import FingerprintError
+from runner.ledger import WITHOUT_RESTART
 from runner.output_schema import completion_schema
 from runner.records import LedgerError
 from runner.shard_lock import ShardBusyError
-from runner.summary import write_summary
 from tests.output_rows import (
     FINGERPRINT,
     SCHEMA,
     commit_rows,
-    job_summary,
     open_ledger,
     publish_rows,
     read_folder,
@@ -225,7 +228,6 @@ def test_restart_discards_a_shard_in_any_state_and_takes_the_new_run(tmp_path):
     with open_ledger(tmp_path) as ledger:
         commit_rows(ledger, [0, 1])
         publish_rows(ledger, 2)
-        write_summary(tmp_path, 0, job_summary())
     with open_ledger(tmp_path, new, restart=True) as ledger:
         assert (ledger.attempt, ledger.next_part, ledger.is_complete) == (1, 0, False)
         commit_rows(ledger, [7])
@@ -241,6 +243,73 @@ def test_restart_discards_a_shard_in_any_state_and_takes_the_new_run(tmp_path):
         commit_rows(ledger, [9])
         publish_rows(ledger, 1)
     assert row_ids_of(tmp_path / "completions") == [9]
+
+
+def test_an_error_after_a_restart_says_that_restarting_again_discards(tmp_path):
+    for restart in (True, False):
+        with pytest.raises(KeyboardInterrupt) as caught, open_ledger(tmp_path, restart=restart):
+            raise KeyboardInterrupt
+        assert getattr(caught.value, "__notes__", []) == ([WITHOUT_RESTART] if restart else [])
+    ended = KeyboardInterrupt()
+    with contextlib.suppress(KeyboardInterrupt), open_ledger(tmp_path, restart=True) as ledger:
+        publish_rows(ledger, 0)
+        raise ended
+    assert not hasattr(ended, "__notes__"), "what is complete is not discarded by going on"
+
+
+@pytest.fixture
+def readable() -> Iterator[Path]:
+    """An output folder that a process without privileges reaches, unlike those in `tmp_path`."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder / "out"
+    for path in (folder / "out", *(folder / "out").rglob("*")):
+        path.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def opened_without_writing(out: Path, **more: bool) -> tuple[str, int]:
+    """What a child that may only read the folder gets on opening it: the error's name, and rows if complete."""
+    for path in (out, *out.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_open_as_nobody, args=(out, sender, more))
+    child.start()
+    answer = receiver.recv()
+    child.join()
+    return answer
+
+
+def _open_as_nobody(out: Path, sender: "multiprocessing.connection.Connection", more: dict[str, bool]) -> None:
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    try:
+        with open_ledger(out, **more) as ledger:
+            sender.send(("", ledger.totals.rows if ledger.is_complete else -1))
+    except Exception as error:
+        sender.send((type(error).__name__, -1))
+
+
+def test_a_complete_shard_may_lie_where_nothing_can_be_written(readable):
+    with open_ledger(readable) as ledger:
+        commit_rows(ledger, [0, 1])
+        publish_rows(ledger, 2)
+    (readable / "_parts").rmdir()
+    assert opened_without_writing(readable) == ("", 2)
+    assert opened_without_writing(readable, restart=True) == ("StorageError", -1)
+
+
+def test_an_unfinished_shard_where_nothing_can_be_written_is_an_error(readable):
+    with open_ledger(readable) as ledger:
+        commit_rows(ledger, [0, 1])
+    assert opened_without_writing(readable) == ("StorageError", -1)
+
+
+def test_a_reader_of_a_complete_shard_keeps_off_a_process_that_runs_it(readable):
+    with open_ledger(readable) as ledger:
+        publish_rows(ledger, 0)
+        assert opened_without_writing(readable) == ("ShardBusyError", -1)
 
 
 def test_a_complete_shard_is_left_as_it_is(tmp_path):  # trap 45

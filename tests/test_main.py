@@ -1,3 +1,4 @@
+import contextlib
 import importlib
 import os
 import signal
@@ -12,10 +13,12 @@ from runner import __main__ as command_line
 from runner.config import ConfigError
 from runner.environment import UnusableEnvironmentError
 from runner.fingerprint import FingerprintError
+from runner.interrupts import Interrupted, stoppable
 from runner.records import LedgerError
 from runner.shard_lock import ShardBusyError
 from runner.source_batch import SourceError
 from runner.storage import StorageError
+from tests.output_rows import open_ledger
 
 CHECKOUT = Path(command_line.__file__).parents[1]
 JOB = "source: {path: missing.parquet}\nprompt: {column: text}\nmodel: {path: model}\nsink: {path: out}\n"
@@ -57,6 +60,10 @@ def test_without_a_job_the_jobs_are_listed_with_what_to_type(here: Path, capsys:
         (["job=mine", "prompt.system=你好"], """for a shell: 'prompt.system="你好"'"""),  # trap 52
         (["job=mine", "prompt.system=${nothing}"], "Interpolation key 'nothing' not found"),
         (["job=mine", "--config-dir", "nowhere"], "a folder that exists"),
+        (["job=mine", "sampling.stop=[[a]]"], "sampling.stop: [['a']]; accepted: a list of texts"),
+        (["job=mine", "sink.path=hdfs://a/b"], "a local folder"),
+        (["job=mine", "sink.path=jobs/mine.yaml"], "this is a file"),
+        (["job=mine", "prompt.chat_kwargs={1: a}"], "prompt.chat_kwargs: {1: 'a'}; accepted: a mapping from names"),
     ],
 )
 def test_a_wrong_command_line_is_answered_in_one_line(
@@ -152,6 +159,103 @@ def test_a_signal_ends_the_command_with_75(
     assert command_line.main(["job=mine"]) == 75
     assert "interrupted" in capsys.readouterr().err
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("replaced", [RuntimeError("config is broken"), ConfigError("key", 1, "2"), SystemExit(3)])
+def test_a_signal_ends_the_command_with_75_also_where_code_replaces_the_interruption(
+    replaced: BaseException, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(config: object) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        except BaseException as error:
+            raise replaced from error
+        return 0
+
+    monkeypatch.setattr(importlib.import_module("runner.job"), "run", run)
+    assert command_line.main(["job=mine"]) == 75
+    said = capsys.readouterr().err
+    assert said.endswith("runner: interrupted; the same command goes on from here\n")
+    assert "Traceback" not in said
+
+
+def test_a_signal_that_code_swallows_stops_the_job_before_its_first_rows(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(config: object) -> int:
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        with stoppable() as stop:
+            assert stop
+            raise Interrupted
+
+    monkeypatch.setattr(importlib.import_module("runner.job"), "run", run)
+    assert command_line.main(["job=mine"]) == 75
+
+
+def test_a_second_signal_while_the_first_is_answered_changes_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(config: object) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+        return 0
+
+    def answer(text: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.001)
+
+    monkeypatch.setattr(importlib.import_module("runner.job"), "run", run)
+    monkeypatch.setattr(command_line, "say", answer)
+    assert command_line.main(["job=mine"]) == 75
+
+
+def test_failing_storage_is_told_also_after_a_signal(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(config: object) -> int:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        raise StorageError(Path("out"), OSError(28, "No space left on device"))
+
+    monkeypatch.setattr(importlib.import_module("runner.job"), "run", run)
+    assert command_line.main(["job=mine"]) == 74
+    assert "No space left" in capsys.readouterr().err
+
+
+def test_an_interrupted_restart_says_how_to_go_on(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(config: object) -> int:
+        with open_ledger(here / "out", restart=True):
+            raise Interrupted
+
+    monkeypatch.setattr(importlib.import_module("runner.job"), "run", run)
+    assert command_line.main(["job=mine"]) == 75
+    said = capsys.readouterr().err
+    assert "runner: interrupted; run the same command without resume=restart to go on" in said
+
+
+@pytest.mark.slow
+def test_a_signal_at_any_moment_of_the_start_leaves_no_traceback(here: Path) -> None:
+    codes = set()
+    for delay in range(7):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "runner", "job=mine"],
+            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(0.1 + delay * 0.25)
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate()[1]
+        codes.add(process.returncode)
+        assert process.returncode in (75, 2, -signal.SIGTERM), said
+        assert "Traceback" not in said
+    assert 75 in codes
 
 
 def run_in(folder: Path, arguments: list[str], path: list[Path]) -> subprocess.CompletedProcess[str]:

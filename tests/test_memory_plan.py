@@ -51,6 +51,11 @@ def test_more_than_the_default_is_taken_as_given(decoder: Decoder) -> None:
     assert plan(decoder, 3 * CPU_POOL_BYTES).num_blocks == 3 * CPU_POOL_BYTES // BLOCK
 
 
+def test_more_than_the_machine_has_is_refused(decoder: Decoder) -> None:
+    with pytest.raises(OutOfMemoryError, match=rf"would take {1 << 60} bytes, .* lower it"):
+        plan(decoder, 1 << 60)
+
+
 def test_less_than_a_block_is_refused_with_both_sizes_and_what_to_do(decoder: Decoder) -> None:
     with pytest.raises(OutOfMemoryError, match=rf"{BLOCK - 1} bytes .* one block takes {BLOCK}: .*engine\.kv_memory"):
         plan(decoder, BLOCK - 1)

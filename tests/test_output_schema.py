@@ -79,6 +79,16 @@ def test_a_type_that_parquet_cannot_hold_is_refused_at_start():
         schema_of(id_field=pa.field("nothing", pa.struct([])))
 
 
+@pytest.mark.parametrize("depth", [60, 300, 2000])
+def test_a_type_nested_too_deep_for_parquet_is_refused_at_start(depth: int):
+    kind = pa.int32()
+    for _ in range(depth):
+        kind = pa.list_(kind)
+    with pytest.raises(ConfigError, match=r"sink\.keep_columns: 'deep'.*list<") as caught:
+        schema_of(pa.field("deep", kind))
+    assert len(str(caught.value)) < 600
+
+
 def test_the_statistics_hold_the_attempt_and_every_field_of_a_step():
     fields = [field.name for field in dataclasses.fields(StepStats)]
     assert [name for name in STATS_SCHEMA.names if name not in ("attempt", "live_fraction")] == fields

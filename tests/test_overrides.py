@@ -45,6 +45,18 @@ def test_a_text_key_takes_numbers_and_truth_values_as_they_were_typed() -> None:
 
 def test_arguments_of_the_chat_template_need_no_plus() -> None:
     assert prepare(["prompt.chat_kwargs.enable_thinking=false"]) == ["++prompt.chat_kwargs.enable_thinking=false"]
+    assert prepare(["prompt.chat_kwargs={a: 1}"]) == ["++prompt.chat_kwargs={a: 1}"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "accepted"),
+    [("prompt.chat_kwargs=[a]", "a mapping"), ("sampling.stop={a: b}", "a list"), ("sampling.stop=[a", "in quotes")],
+)
+def test_a_value_of_another_shape_is_refused_under_its_key(argument: str, accepted: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepare([argument])
+    assert caught.value.key == argument.partition("=")[0]
+    assert accepted in caught.value.accepted
 
 
 @pytest.mark.parametrize("argument", ["engine.blocksize=32", "+engine.extra=1", "hydra.run.dir=x", "~sampling=x"])

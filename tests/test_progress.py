@@ -1,3 +1,4 @@
+import contextlib
 import io
 import os
 import pty
@@ -48,6 +49,28 @@ def test_a_log_gets_whole_lines_and_only_every_interval():  # trap 56
     assert [line.split(" | ")[0] for line in lines] == ["0:00:10", "0:00:20"]
     # A step is 10 prompt tokens and 2 decoded ones in a quarter of a second, half of the pool live.
     assert "rows 2/10 (20%) | in 40 tok/s | out 8 tok/s | prefix hits 20.0% | pool 50% live | ETA" in lines[1]
+
+
+def test_a_log_that_cannot_be_written_costs_no_job():
+    clock, totals = Clock(), StatsTotals()
+    with open("/dev/full", "w") as stream:
+        with Progress(10, stream=stream, clock=clock) as progress:
+            progress.show(totals, work())
+            progress.show(totals, work())
+        with contextlib.suppress(OSError):
+            stream.close()
+
+
+def test_a_terminal_that_is_gone_costs_no_job():
+    ours, theirs = pty.openpty()
+    stream = os.fdopen(theirs, "w")
+    clock, totals = Clock(), StatsTotals()
+    with Progress(10, stream=stream, clock=clock) as progress:
+        os.close(ours)
+        progress.show(totals, work())
+        progress.show(totals, work())
+    with contextlib.suppress(OSError):
+        stream.close()
 
 
 def test_rates_are_of_the_time_since_the_last_line():

@@ -24,7 +24,7 @@ def test_messages_as_structs_and_as_json_are_the_same_to_the_chat() -> None:
     found = []
     for batch in (as_structs, as_text):
         reader = MessagesReader("chat", batch.schema)
-        found.append([reader.render(reader.parse(value)) for value in reader.values(batch)])
+        found.append([reader.read(value) for value in reader.values(batch)])
     assert found[0] == found[1]
     assert found[0][1][2] == {"role": "assistant", "content": ""}
 
@@ -33,7 +33,7 @@ def test_fields_beside_role_and_content_stay_unless_they_are_null() -> None:
     calls = [{"function": {"name": "look", "arguments": None}}]
     text = json.dumps([{**USER, "name": None}, {"role": "assistant", "tool_calls": calls}])
     reader = MessagesReader("chat", pa.schema([("chat", pa.string())]))
-    assert reader.parse(text) == [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
+    assert reader.read(text) == [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_json_that_holds_no_messages_is_a_problem_of_its_row(text: str, message:
     # trap 42
     reader = MessagesReader("chat", pa.schema([("chat", pa.string())]))
     with pytest.raises(RowProblem, match=f"^column 'chat' .*{message}"):
-        reader.parse(text)
+        reader.read(text)
 
 
 @pytest.mark.parametrize(
@@ -79,21 +79,52 @@ def test_a_column_that_cannot_hold_messages_is_refused_by_its_type(kind: pa.Data
 
 def test_text_that_is_not_utf8_is_a_problem_of_its_own_row_only() -> None:
     column = pa.array([b"one", b"\xff\xfe", b"three"]).view(pa.string())
-    template = TemplateReader("prompt.template", "", "{{ n }} {{ text }}", batch_of(text=column, n=[1, 2, 3]).schema)
+    schema = batch_of(text=column, n=[1, 2, 3]).schema
+    template = TemplateReader("prompt.template", "", "{{ n }} {{ text }}", schema, None)
     values = template.values(batch_of(text=column, n=[1, 2, 3]))
-    assert [template.render(template.parse(values[row])) for row in (0, 2)] == ["1 one", "3 three"]
+    assert [template.read(values[row]) for row in (0, 2)] == ["1 one", "3 three"]
     with pytest.raises(RowProblem, match="column 'text' holds text that is not valid UTF-8"):
-        template.parse(values[1])
+        template.read(values[1])
     text = TextReader("text", pa.schema([("text", pa.string())]))
     values = text.values(batch_of(text=column))
-    assert text.parse(values[2]) == "three"
+    assert text.read(values[2]) == "three"
     with pytest.raises(RowProblem, match="not valid UTF-8"):
-        text.parse(values[1])
+        text.read(values[1])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0, 10**18, -(10**18)], pa.timestamp("us")),
+        pa.array([0, 2**31 - 1, -(2**31)], pa.date32()),
+        pa.array([0, 2**62, -(2**62)], pa.duration("s")),
+        pa.array([0, 2**62, -(2**62)], pa.timestamp("s", "UTC")),
+    ],
+)
+def test_a_value_that_python_cannot_hold_is_a_problem_of_its_own_row_only(column: pa.Array) -> None:
+    batch = batch_of(x=column)
+    nested = batch_of(x=pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, 1, 2, 3], column)], ["at"]))
+    for each in (batch, nested):
+        reader = TemplateReader("prompt.template", "", "{{ x }}!", each.schema, None)
+        values = reader.values(each)
+        assert reader.read(values[0]).endswith("!")
+        for row in (1, 2):
+            with pytest.raises(RowProblem, match=r"column 'x' holds a .* that cannot be written"):
+                reader.read(values[row])
+
+
+@pytest.mark.parametrize(
+    "text", ['{"role": "user", "role": "system", "content": "x"}', '{"role": "user", "content": 1e999}']
+)
+def test_json_messages_that_readers_would_change_are_a_problem(text: str) -> None:
+    reader = MessagesReader("chat", pa.schema([("chat", pa.string())]))
+    with pytest.raises(RowProblem, match=r"is not JSON .*(twice|beyond a 64-bit)"):
+        reader.read(f"[{text}]")
 
 
 def test_text_is_taken_as_it_is_blanks_around_it_included() -> None:
     reader = TextReader("text", pa.schema([("text", pa.string())]))
-    assert reader.render(reader.parse("  a\n")) == "  a\n"
+    assert reader.read("  a\n") == "  a\n"
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.binary(), pa.dictionary(pa.int8(), pa.int64()), pa.list_(pa.string())])

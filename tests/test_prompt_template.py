@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -35,6 +36,12 @@ def test_a_template_renders_columns_nulls_and_its_own_newline() -> None:
         'fox|fox|fox!|[a][]|4|FalseTrue|{"legs": 4, "note": null}\n',
         '||!||9007199254740993n|TrueFalse|{"legs": 9007199254740993, "note": "n"}\n',
     ]
+
+
+def test_nulls_in_a_map_render_as_empty_text() -> None:
+    columns = batch_of(m=pa.array([[("a", None), ("b", "x")]], pa.map_(pa.string(), pa.string())))
+    template = "{% for key, value in m %}{{ key }}={{ value ~ '' }};{% endfor %}{{ m | tojson }}"
+    assert prompts(byte_level_tokenizer(), columns, template=template)[0].text == 'a=;b=x;[["a", null], ["b", "x"]]'
 
 
 def test_a_template_file_reads_only_the_columns_it_names(tmp_path: Path) -> None:

@@ -1,16 +1,21 @@
+import dataclasses
+import json
 import os
 import random
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from runner.config import SinkConfig
 from runner.output_schema import STATS_SCHEMA
+from runner.publish import publish
 from runner.records import LedgerError
 from runner.sink import Sink
 from tests.output_rows import (
     SCHEMA,
     commit_rows,
+    job_summary,
     open_ledger,
     output_row,
     publish_rows,
@@ -112,6 +117,36 @@ def test_no_rows_give_one_empty_readable_file(tmp_path, order):  # trap 54
         table = read_folder(tmp_path / folder)
         assert table.num_rows == 0
         assert table.schema == schema
+
+
+def test_the_summary_is_kept_as_json_under_the_shards_name_with_the_seconds_of_publishing(tmp_path):
+    with open_ledger(tmp_path, shard_index=3) as ledger:
+        given = job_summary(rows=0)
+        written = publish(ledger, SinkConfig(path=str(tmp_path)), expected_rows=0, summary=given)
+    assert os.listdir(tmp_path / "summary") == ["shard-00003.json"]
+    kept = json.loads((tmp_path / "summary" / "shard-00003.json").read_text())
+    assert kept == dataclasses.asdict(written)
+    assert written.seconds["publish"] >= 0
+    assert dataclasses.replace(written, seconds=given.seconds) == given
+
+
+def test_a_summary_that_is_missing_is_made_again_at_the_next_start(tmp_path):
+    with open_ledger(tmp_path) as ledger:
+        publish_rows(ledger, 0)
+    path = tmp_path / "summary" / "shard-00000.json"
+    before = path.read_bytes()
+    path.unlink()
+    open_ledger(tmp_path).close()
+    assert path.read_bytes() == before
+
+
+def test_an_output_folder_named_like_a_home_folder_is_read_where_it_was_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out = Path("~no_such_user")
+    with open_ledger(out) as ledger:
+        commit_rows(ledger, [1, 0])
+        publish_rows(ledger, 2)
+    assert row_ids_of(tmp_path / out / "completions") == [0, 1]
 
 
 def test_missing_rows_are_refused_and_nothing_is_published(tmp_path):

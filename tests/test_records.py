@@ -25,7 +25,7 @@ from runner.storage import StorageError, write_json
 
 FILE = FileRecord("shard-00000-part-00000.parquet", rows=3, size=1000, sha256="ab" * 32)
 COMMIT = CommitRecord(2, "f" * 64, 4, 9, RowTotals(3, 1, 20, 8, 6), FILE, None)
-PUBLICATION = PublishRecord(2, "f" * 64, RowTotals(3, 1, 20, 8, 6), (FILE,), ())
+PUBLICATION = PublishRecord(2, "f" * 64, RowTotals(3, 1, 20, 8, 6), (FILE,), (), {"rows": 3, "seconds": {"load": 1.5}})
 READERS = pytest.mark.parametrize("read", [read_commit, read_publication, read_object])
 
 Read = Callable[[Path], Any]
@@ -44,7 +44,7 @@ def test_a_part_of_steps_alone_has_no_rows_and_no_file_of_them(tmp_path: Path) -
 
 
 @READERS
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"\0" * 200, b"[]", b"null", b'"x"'])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"\0" * 200, b"[]", b"null", b'"x"', b"[" * 100_000])
 def test_a_damaged_file_is_an_error_that_says_what_to_do_and_never_an_absence(
     tmp_path: Path, read: Read, content: bytes
 ) -> None:
@@ -69,11 +69,19 @@ def test_a_file_that_cannot_be_read_is_a_fault_of_the_storage(tmp_path: Path, re
     "change",
     [
         {"attempt": ...},
+        {"attempt": "a"},
+        {"attempt": True},
+        {"attempt": 1.0},
+        {"attempt": -1},
+        {"first_row_id": "0"},
+        {"fingerprint": 5},
         {"totals": ...},
         {"completions": ...},
         {"unheard_of": 1},
         {"totals": None},
         {"totals": {"lines": 1}},
+        {"totals": {"rows": "1"}},
+        {"completions": ""},
         {"completions": "shard-00000-part-00000.parquet"},
         {"completions": {"name": "x"}},
         {"stats": {**dataclasses.asdict(FILE), "name": "../elsewhere.parquet"}},
@@ -96,6 +104,9 @@ def test_a_commit_record_with_other_content_is_damaged_too(tmp_path: Path, chang
         {"completions": ...},
         {"completions": None},
         {"completions": [None]},
+        {"attempts": None},
+        {"summary": ...},
+        {"summary": []},
         {"stats": "shard"},
         {"stats": [{**dataclasses.asdict(FILE), "name": "/etc/passwd"}]},
     ],
@@ -119,6 +130,7 @@ def test_one_kind_of_record_is_not_taken_for_the_other(tmp_path: Path) -> None:
         read_commit(path)
 
 
-def test_totals_add_up_field_by_field() -> None:
+def test_totals_add_up_and_differ_field_by_field() -> None:
     assert RowTotals(1, 2, 3, 4, 5) + RowTotals(10, 20, 30, 40, 50) == RowTotals(11, 22, 33, 44, 55)
     assert sum([RowTotals(1, 2, 3, 4, 5)] * 2, RowTotals()) == RowTotals(2, 4, 6, 8, 10)
+    assert RowTotals(11, 22, 33, 44, 55) - RowTotals(10, 20, 30, 40, 50) == RowTotals(1, 2, 3, 4, 5)

@@ -178,12 +178,17 @@ def test_a_resumed_row_computes_again_only_what_is_not_cached(prefix_cache: bool
 def test_an_abandoned_step_leaves_everything_as_it_was() -> None:
     # trap 8
     steps = Steps(20, max_batch_tokens=30)
-    steps.add(9, 9, 40)
+    steps.add(9)
+    steps.run()
+    steps.scheduler.finish(int(steps.table.running[0]))
+    steps.add(9, 9, 40)  # the first one finds the two full blocks of the row before
     before = steps.schedule()
     first = (steps.counts(before), before.cached_tokens, before.prefill_tokens)
+    assert first[1] == 8
     steps.scheduler.abandon(before)
     assert (steps.running, steps.waiting) == ([], [0, 1, 2])
-    assert (steps.pool.live, steps.pool.free, len(steps.index)) == (0, 20, 0)
+    assert [sequence.cached_tokens for sequence in steps.scheduler.waiting] == [None] * 3
+    assert (steps.pool.live, steps.pool.cached, len(steps.index)) == (0, 2, 2)
     again = steps.schedule()
     assert (steps.counts(again), again.cached_tokens, again.prefill_tokens) == first
     assert again.recomputed_tokens == 0

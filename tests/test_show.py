@@ -7,7 +7,14 @@ import pytest
 
 from jobs import show
 
-PREFIX = {"hit_rate": 0.75, "highest_hit_rate": 0.8, "prompt_tokens": 1000}
+PREFIX = {
+    "hit_rate": 0.75,
+    "highest_hit_rate": 0.8,
+    "rows": 4,
+    "attempt_rows": 4,
+    "prompt_tokens": 1000,
+    "attempt_prompt_tokens": 1000,
+}
 
 
 def write_output(out: Path, rows: int) -> None:
@@ -34,9 +41,14 @@ def test_completions_hit_rate_and_pool_are_shown(tmp_path: Path, capsys: pytest.
     assert "row 0, id 100\n  message     message 0\n  completion  text 0\n              Topic: x\n" in shown
     assert "row 2" in shown
     assert "row 1" not in shown
-    assert "75.00% of 1,000 prompt tokens; highest possible 80.00%" in shown
+    assert "75.00% of 1,000 prompt tokens; highest possible within windows 80.00%" in shown
     assert "8 blocks; held by running rows 75.0% on average, 100.0% at most; 2 steps, 2 rows at once" in shown
     assert "3 preemptions" in shown
+
+
+def test_the_hit_rate_of_a_resumed_job_is_said_to_be_of_its_last_attempt() -> None:
+    text = show.prefix_text([{**PREFIX, "attempt_rows": 1, "attempt_prompt_tokens": 250}])
+    assert "75.00% of 250 prompt tokens (last attempt); highest" in text
 
 
 def test_an_error_row_is_shown_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

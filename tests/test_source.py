@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,35 @@ def test_the_fingerprint_changes_with_the_content(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", {"text": ["two"]})
     write_lines(tmp_path / "a.jsonl", {"text": "two"})
     assert all(old != new for old, new in zip(before, prints(), strict=True))
+
+
+def test_a_file_of_a_url_that_changes_is_refused_and_one_copied_is_the_same(tmp_path: Path) -> None:
+    local = write_parquet(tmp_path / "a.parquet", {"text": ["one", "two"]}, compression="none")
+    data = local.read_bytes()
+
+    def put(content: bytes) -> None:
+        with fsspec.open("memory://changing/a.parquet", "wb") as stream:
+            stream.write(content)
+
+    put(data)
+    source = open_path("memory://changing/a.parquet")
+    put(data)
+    assert texts(source) == ["one", "two"]
+    put(data.replace(b"one", b"owe", 1))
+    with pytest.raises(SourceError, match="changed while"):
+        texts(source)
+    fsspec.filesystem("memory").rm("/changing/a.parquet")
+    with pytest.raises(SourceError, match="gone"):
+        texts(source)
+
+
+def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    name = os.fsencode(tmp_path) + b"/in\xff.jsonl"
+    try:
+        with open(name, "wb") as stream:
+            stream.write(b'{"text": "x"}\n')
+    except OSError:
+        pytest.skip("this file system has no such names")
+    for path in (os.fsdecode(name), tmp_path, tmp_path / "*.jsonl"):
+        with pytest.raises(SourceError, match="is not UTF-8; rename it"):
+            open_path(path)

@@ -62,3 +62,75 @@ def test_a_damaged_saved_dataset_is_refused(tmp_path: Path, rows: datasets.Datas
         shutil.copyfile(tmp_path / "saved" / "state.json", file)
     with pytest.raises(SourceError, match="not a readable saved dataset"):
         open_path(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("record", ["{", "[]", "{}", "null", '{"_data_files": 3}', '{"_data_files": [{}]}', "\udcff"])
+@pytest.mark.parametrize("name", ["state.json", "dataset_info.json"])
+def test_a_damaged_record_of_a_saved_dataset_is_refused(
+    tmp_path: Path, rows: datasets.Dataset, name: str, record: str
+) -> None:
+    rows.save_to_disk(tmp_path / "saved")
+    (tmp_path / "saved" / name).write_text(record, errors="surrogateescape")
+    if name == "dataset_info.json" and "{" in record and record != "{":
+        assert open_path(tmp_path / "saved").num_rows == 10  # the features are in the data as well
+        return
+    with pytest.raises(SourceError, match="not a readable"):
+        open_path(tmp_path / "saved")
+
+
+def test_a_damaged_record_of_splits_is_refused(tmp_path: Path, rows: datasets.Dataset) -> None:
+    datasets.DatasetDict({"train": rows}).save_to_disk(tmp_path / "saved")
+    for record in ("{", "{}", '{"splits": 3}', '{"splits": ["absent"]}'):
+        (tmp_path / "saved" / "dataset_dict.json").write_text(record)
+        with pytest.raises(SourceError, match="not a readable"):
+            open_path(tmp_path / "saved")
+
+
+def test_the_only_split_needs_no_name(tmp_path: Path, rows: datasets.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets.DatasetDict({"train": rows}).save_to_disk(tmp_path / "saved")
+    assert texts(open_path(tmp_path / "saved")) == texts(open_path(tmp_path / "saved", split="train"))
+    with pytest.raises(ConfigError, match=r"source\.split: 'test'.*train"):
+        open_path(tmp_path / "saved", split="test")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    write_lines(tmp_path / "data.jsonl", {"text": "loaded"})
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data.jsonl").rename(tmp_path / "data" / "train.jsonl")
+    assert texts(open_path(tmp_path / "data", format="dataset")) == ["loaded"]
+
+
+def test_a_saved_dataset_without_rows_is_a_source(tmp_path: Path, rows: datasets.Dataset) -> None:  # trap 54
+    features = rows.features
+    datasets.Dataset.from_dict({name: [] for name in features}, features=features).save_to_disk(tmp_path / "made")
+    rows.filter(lambda row: False).save_to_disk(tmp_path / "filtered")
+    empty = datasets.Dataset.from_dict({name: [] for name in features}, features=features)
+    datasets.DatasetDict({"train": rows, "test": empty}).save_to_disk(tmp_path / "splits")
+    for name, split in (("made", None), ("filtered", None), ("splits", "test")):
+        source = open_path(tmp_path / name, split=split)
+        assert source.num_rows == 0
+        assert source.schema == open_path(tmp_path / "splits", split="train").schema
+        assert read(source, "text", "id") == []
+        assert source.fingerprint() == open_path(tmp_path / name, split=split).fingerprint()
+
+
+def test_values_edited_in_place_change_the_fingerprint(tmp_path: Path, rows: datasets.Dataset) -> None:
+    rows.save_to_disk(tmp_path / "saved")
+    before = open_path(tmp_path / "saved").fingerprint()
+    (file,) = (tmp_path / "saved").glob("*.arrow")
+    file.write_bytes(file.read_bytes().replace(b"row 3row 4", b"row 4row 3"))
+    after = open_path(tmp_path / "saved").fingerprint()
+    assert after["fingerprint"] == before["fingerprint"]
+    assert after != before
+
+
+def test_a_dataset_that_changes_after_it_was_opened_is_refused(tmp_path: Path, rows: datasets.Dataset) -> None:
+    rows.save_to_disk(tmp_path / "saved")
+    (file,) = (tmp_path / "saved").glob("*.arrow")
+    source = open_path(tmp_path / "saved")
+    file.unlink()
+    with pytest.raises(SourceError, match=r"\.arrow: gone"):
+        texts(source)
+    rows.select([3, 2, 1]).save_to_disk(tmp_path / "other")
+    (other,) = (tmp_path / "other").glob("*.arrow")
+    other.rename(file)
+    with pytest.raises(SourceError, match=r"\.arrow: changed"):
+        texts(source)

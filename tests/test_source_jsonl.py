@@ -40,6 +40,10 @@ def test_text_that_looks_like_a_time_stays_text(tmp_path: Path) -> None:
         ('{"id": NaN}', "NaN is not JSON"),
         ('{"text": "\\ud800"}', "surrogates not allowed"),
         ("[1]", "one JSON object"),
+        ('{"score": 1e400}', "the number 1e400 is beyond a 64-bit floating point number"),
+        ('{"score": -1e400}', "the number -1e400 is beyond"),
+        ('{"id": 1, "id": 2}', "an object has the key 'id' twice"),
+        ('{"nested": [{"a": 1, "b": 2, "a": 1}]}', "an object has the key 'a' twice"),
     ],
 )
 def test_a_bad_line_names_file_and_line(tmp_path: Path, line: str, message: str) -> None:
@@ -80,3 +84,33 @@ def test_compressed_lines_are_read_and_truncated_ones_refused(tmp_path: Path) ->
     path.write_bytes(path.read_bytes()[:-12])
     with pytest.raises(SourceError, match="truncated"):
         open_path(path)
+
+
+@pytest.mark.parametrize(
+    "after", [range(10), range(50), range(30, 60), [*range(29), 7], [*range(15), "x", *range(16, 30)], []]
+)
+@pytest.mark.parametrize("limit", [None, 5])
+def test_a_file_that_changes_after_it_was_opened_is_refused(
+    tmp_path: Path, after: list[int], limit: int | None
+) -> None:
+    path = write_lines(tmp_path / "a.jsonl", *({"text": f"{row:02d}"} for row in range(30)))
+    source = open_path(path)
+    write_lines(path, *({"text": f"{row:>02}"} for row in after))
+    with pytest.raises(SourceError, match=r"a\.jsonl: changed while the job was reading it"):
+        texts(source, limit=limit)
+
+
+def test_a_type_that_changes_after_the_file_was_opened_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"text": "x"})
+    source = open_path(path)
+    write_lines(path, {"text": 1})
+    with pytest.raises(SourceError, match=r"a\.jsonl: changed"):
+        texts(source)
+
+
+def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", {"text": "x"})
+    source = open_path(path)
+    path.unlink()
+    with pytest.raises(SourceError, match=r"a\.jsonl: cannot be read"):
+        texts(source)

@@ -74,18 +74,26 @@ def test_a_whole_number_above_2_to_the_53_stays_exact() -> None:
         ("engine", "block_size", 8, "16, 32, 64, 128, 256"),
         ("engine", "block_size", 48, "16, 32, 64, 128, 256"),
         ("engine", "kv_memory", "lots", "GiB"),
-        ("engine", "max_seqs", 0, "1 or more"),
-        ("engine", "max_batch_tokens", 0, "1 or more"),
-        ("engine", "max_model_len", 1, "2 or more"),
+        ("engine", "device", "cuda:99999999999", "a device number N below 100"),
+        ("engine", "device", "cuda:٣", "cuda:N"),
+        ("engine", "max_seqs", 0, "from 1 to 65,536 (each takes memory"),
+        ("engine", "max_seqs", 10**9, "from 1 to 65,536 (each takes memory"),
+        ("engine", "max_batch_tokens", 0, "from 1"),
+        ("engine", "max_batch_tokens", 2**20 + 1, "to 1,048,576 (each takes memory"),
+        ("engine", "max_model_len", 1, "from 2"),
+        ("engine", "max_model_len", 2**31, "to 2,147,483,647"),
         ("engine", "prefix_cache", "sometimes", "true or false"),
-        ("sampling", "temperature", -0.1, "positive"),
+        ("sampling", "temperature", -0.1, "0 (greedy), or a number from 1e-06 to 1,000,000"),
+        ("sampling", "temperature", 1e-7, "from 1e-06"),
+        ("sampling", "temperature", 1e39, "to 1,000,000"),
         ("sampling", "temperature", math.nan, "finite"),
         ("sampling", "temperature", "nan", "finite"),
         ("sampling", "temperature", math.inf, "finite"),
         ("sampling", "temperature", True, "a number"),
         ("sampling", "top_p", 0.0, "above 0"),
         ("sampling", "top_p", 1.01, "up to 1"),
-        ("sampling", "top_k", -1, "0 or more"),
+        ("sampling", "top_k", -1, "from 0"),
+        ("sampling", "top_k", 3_000_000_000, "to 2,147,483,647"),
         ("sampling", "min_p", 1.5, "from 0"),
         ("sampling", "max_tokens", 0, "1 or more"),
         ("sampling", "max_tokens", 1.5, "a whole number"),
@@ -95,8 +103,13 @@ def test_a_whole_number_above_2_to_the_53_stays_exact() -> None:
         ("sampling", "min_tokens", 257, "sampling.max_tokens=256"),
         ("sampling", "stop", ["a", ""], "not empty"),
         ("sampling", "stop", ["a", None], "a list of texts"),
+        ("sampling", "stop", [["a"]], "a list of texts"),
+        ("sampling", "stop", [{"a": "b"}], "a list of texts"),
+        ("sampling", "stop", [1000.0, True], "in quotes"),
         ("sampling", "stop_token_ids", [-1], "0 or more"),
         ("sampling", "stop_token_ids", ["a"], "a list of whole numbers"),
+        ("sampling", "stop_token_ids", [[1]], "a list of whole numbers"),
+        ("sampling", "stop_token_ids", [True], "a list of whole numbers"),
         ("sampling", "seed", 2**63, "64 bits"),
         ("order", "by", "random", "prefix, input, longest"),
         ("order", "window", "0", "positive"),
@@ -104,6 +117,16 @@ def test_a_whole_number_above_2_to_the_53_stays_exact() -> None:
         ("sink", "commit_every", "soon", "60s"),
         ("sink", "compression", "rar", "zstd"),
         ("sink", "keep_columns", ["a", "a"], "each once"),
+        ("sink", "keep_columns", [["a"]], "a list of texts"),
+        ("sink", "keep_columns", ["\ud800"], "UTF-8"),
+        ("sink", "path", "s3://bucket/out", "a local folder"),
+        ("sink", "path", "file:///out", "a local folder"),
+        ("sink", "path", "a\0b", "NUL"),
+        ("sink", "path", "x" * 300, "a local folder, new or existing: File name too long"),
+        ("sink", "path", "~no_such_user/out", "no user's home folder"),
+        ("prompt", "chat_kwargs", {"a": {1: "b"}}, "names"),
+        ("prompt", "chat_kwargs", {"a": b"bytes"}, "names"),
+        ("prompt", "system", "\ud800", "UTF-8"),
         ("sink", "order", "random", "input, completion"),
     ],
 )
@@ -166,6 +189,42 @@ def test_package_paths_are_resolved() -> None:
     error = refusal(model__path="package://no_such_package/model")
     assert error.key == "model.path"
     assert "pip install no-such-package" in error.accepted
+
+
+def test_a_tilde_is_expanded_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "prompt.jinja").write_text("{{ text }}")
+    config = validate(
+        {
+            "source": {"path": "~/rows/*.parquet"},
+            "prompt": {"template_file": "~/prompt.jinja"},
+            "model": {"path": "~/model", "tokenizer": "~/tokenizer"},
+            "sink": {"path": "~/out"},
+        }
+    )
+    paths = [config.source.path, config.prompt.template_file, config.model.path, config.model.tokenizer]
+    assert paths == [f"{tmp_path}/{name}" for name in ("rows/*.parquet", "prompt.jinja", "model", "tokenizer")]
+    assert config.sink.path == f"{tmp_path}/out"
+
+
+@pytest.mark.parametrize(("name", "reason"), [("file", "a file"), ("file/out", "Not a direct"), ("link", "a link to")])
+def test_an_output_folder_that_cannot_be_one_is_refused(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    error = refusal(sink__path=str(tmp_path / name))
+    assert error.key == "sink.path"
+    assert "a local folder, new or existing" in error.accepted
+    assert reason in error.accepted
+
+
+def test_an_output_folder_may_exist_or_not(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "new" / "out"):
+        assert validate(job(sink__path=str(path))).sink.path == str(path)
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-6, 0.7, 1e6])
+def test_temperatures_that_float32_can_divide_by_are_accepted(temperature: float) -> None:
+    assert validate(job(sampling__temperature=temperature)).sampling.temperature == temperature
 
 
 def test_a_template_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -171,18 +171,18 @@ def test_rows_without_a_single_prompt_are_still_handed_on(tmp_path: Path) -> Non
 
 def test_a_row_draws_by_its_own_id_wherever_it_stands(tmp_path: Path) -> None:
     # trap 13
-    random, forwards, backwards = Sampling(temperature=1.0), list(range(100, 100 + ROWS)), []
-    for order in (forwards, forwards[::-1]):
-        path = write_rows(tmp_path, key=pa.array(order, pa.int64()))
-        found = {
-            request.row_id: request.draw_id
-            for window in reader(path, carried=["key"], id_column="key", sampling=random)
-            for request in window.requests
-        }
-        backwards.append([found[row] for row in range(ROWS)])
-    assert backwards == [forwards, forwards[::-1]]
+    random = Sampling(temperature=1.0)
+    by_key = []
+    for order in (range(ROWS), range(ROWS)[::-1]):
+        path = write_rows(tmp_path, [prompt_of(key) for key in order], key=pa.array(order, pa.int64()))
+        windows = reader(path, carried=["key"], id_column="key", sampling=random)
+        requests = [request for window in windows for request in window.requests]
+        by_key.append({order[request.row_id]: request.draw_id for request in requests})
+    assert by_key[0] == by_key[1]
+    assert None not in by_key[0].values()
+    assert len({*by_key[0].values()}) == ROWS
     unnamed = [request.draw_id for window in reader(path, sampling=random) for request in window.requests]
-    assert set(unnamed) == {None}
+    assert set(unnamed) == {None}, "without ids a row is called by its row id"
 
 
 def test_prompt_texts_are_kept_by_row(tmp_path: Path) -> None:
@@ -278,3 +278,20 @@ def _with_broken_file(windows: WindowReader, path: Path) -> WindowReader:
     """The reader, with a file of its open source cut short."""
     path.write_bytes(path.read_bytes()[:20])
     return windows
+
+
+def test_leaving_does_not_wait_for_a_window_to_fill(tmp_path: Path) -> None:
+    windows = reader(write_rows(tmp_path), window=10**12)
+    read = threading.Event()
+    batches = windows._source.batches
+
+    def endless(*arguments: Any) -> Any:
+        while True:
+            for batch in batches(*arguments):
+                yield batch
+                read.set()
+
+    windows._source.batches = endless  # type: ignore[method-assign]
+    with ReadAhead(windows) as ahead:
+        assert read.wait(10)
+        assert ahead.take(wait=False) is None
