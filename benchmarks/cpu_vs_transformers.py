@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.provenance import provenance
 from engine.engine import Engine
 from engine.models.config import read_model_config
 from engine.models.gguf import gguf_to_folder
@@ -69,8 +68,7 @@ def main() -> None:
                 "speedups": [round(b / a, 2) for a, b in zip(ours, theirs, strict=True)],
                 "same_completions": same,
                 "threads": torch.get_num_threads(),
-                "date": datetime.now(UTC).date().isoformat(),
-                "versions": {name: version(name) for name in ("torch", "transformers")},
+                **provenance("torch", "transformers"),
             }
         )
     )

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import time
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.provenance import provenance
 from benchmarks.workloads import WORKLOADS, Workload
 from engine.engine import Engine
 from engine.models.config import read_model_config
@@ -58,9 +56,7 @@ def main() -> None:
                 "start_seconds": round(ready, 2),
                 **report,
                 "device": started.device_name,
-                "date": datetime.now(UTC).date().isoformat(),
-                "commit": options.commit or _commit(),
-                "versions": {name: version(name) for name in ("torch", "triton", "transformers")},
+                **provenance("torch", "triton", "transformers", commit=options.commit),
             }
         )
     )
@@ -118,15 +114,6 @@ def _report(
         "peak_bytes": started.peak_bytes(),
         "planned_bytes": started.memory_plan.weights + started.memory_plan.pool + started.memory_plan.activations,
     }
-
-
-def _commit() -> str:
-    try:
-        return subprocess.run(
-            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 if __name__ == "__main__":

@@ -51,9 +51,9 @@ def paged_attention(
     """Attention output of every query token, [tokens, heads, head_dim] in the dtype of `query`.
 
     A query sees the keys of its sequence up to its own position; with a `sliding_window` only the last
-    `sliding_window` of them, its own included. Slots beyond a sequence's context reach no output,
-    whatever they hold; keys and values of the context must be finite, or outputs of queries before them
-    may not be finite either (a masked weight of 0 times NaN is NaN). CUDA tensors are computed by a Triton kernel, CPU tensors by torch.
+    `sliding_window` of them, its own included. Slots beyond a sequence's context reach no output, whatever
+    they hold. Keys and values of the context must be finite: a masked weight of 0 times NaN is NaN, also in
+    the outputs of queries before it. CUDA tensors are computed by a Triton kernel, CPU tensors by torch.
 
     Args:
         query: [tokens, heads, head_dim], `batch.query_start[-1]` tokens. The stride over tokens is free.
