@@ -77,10 +77,13 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Tell a failing disk from a damaged file; for the latter pyarrow too raises `OSError`, without a number."""
+    """Tell a failing disk from a damaged file; for the latter pyarrow too raises `OSError`, without a number.
+
+    A damaged footer, which has no checksum, can also end in a ValueError, of UTF-8 for example.
+    """
     try:
         yield
-    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         if isinstance(error, OSError) and error.errno:
             raise StorageError(path, error) from error
         raise LedgerError(f"{path} is damaged ({error}). {START_OVER}") from error

@@ -148,7 +148,8 @@ def test_other_library_versions_and_equal_values_of_other_python_types_are_the_s
     open_ledger(tmp_path).close()
     run = json.loads((tmp_path / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps({**run, "versions": {"torch": "1"}}))
-    open_ledger(tmp_path, {**FINGERPRINT, "sampling": {"stop": ("\n",), "temperature": 0}}).close()
+    with open_ledger(tmp_path, {**FINGERPRINT, "sampling": {"stop": ("\n",), "temperature": 0}}) as ledger:
+        assert ledger.attempt == 1
 
 
 DAMAGE = [b"", b"{", b"[]", b"\xff\xfe", b'{"attempt": 1}', b"null"]

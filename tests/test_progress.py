@@ -57,7 +57,7 @@ def test_a_log_that_cannot_be_written_costs_no_job():
         with Progress(10, stream=stream, clock=clock) as progress:
             progress.show(totals, work())
             progress.show(totals, work())
-        with contextlib.suppress(OSError):
+        with pytest.raises(OSError, match="No space"):
             stream.close()
 
 
@@ -69,6 +69,7 @@ def test_a_terminal_that_is_gone_costs_no_job():
         os.close(ours)
         progress.show(totals, work())
         progress.show(totals, work())
+        assert stream.isatty() is False
     with contextlib.suppress(OSError):
         stream.close()
 

@@ -79,7 +79,8 @@ def test_a_batch_without_rows_builds_nothing() -> None:  # trap 54
 
 def test_a_source_without_columns_is_not_refused() -> None:  # trap 54: an empty JSONL file tells no columns
     for config in ({"column": "text"}, {"template": "{{ text }}"}, {"token_ids_column": "ids"}):
-        builder(byte_level_tokenizer(), pa.schema([]), **config)
+        made = builder(byte_level_tokenizer(), pa.schema([]), **config)
+        assert {*made.columns} <= {"text", "ids"}
 
 
 def test_exactly_one_way_to_a_prompt_is_needed() -> None:
