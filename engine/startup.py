@@ -142,9 +142,9 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise EngineSettingError(
-            "engine.device", name, f"auto, cpu, or one of {torch.cuda.device_count()} CUDA devices"
-        )
+        count = torch.cuda.device_count()
+        found = f"cuda:0 to cuda:{count - 1}" if count else "and no CUDA device, as there is none"
+        raise EngineSettingError("engine.device", name, f"auto, cpu, {found}")
     return device
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ FORMAT_VERSION = 1
 _VERSIONS = "versions"
 _ABSENT = "(absent)"
 _MAX_SHOWN = 80
+_COLUMN_KEYS = "source.id_column, sink.keep_columns, sink.token_ids and sink.keep_prompt"
 
 
 class FingerprintError(Exception):
@@ -23,9 +25,11 @@ class FingerprintError(Exception):
 
     def __init__(self, path: Path, key: str, recorded: object, current: object) -> None:
         self.key = key
+        before, now = _shown_apart(recorded, current)
+        setting = _COLUMN_KEYS if key.startswith("columns.") else key
         super().__init__(
-            f"{path}: {key} was {_shown(recorded)} when this output was started and is {_shown(current)} now. "
-            f"Set {key} back, start over with resume=restart (which discards the committed output), "
+            f"{path}: {key} was {before} when this output was started and is {now} now. "
+            f"Set {setting} back, start over with resume=restart (which discards the committed output), "
             "or choose another sink.path."
         )
 
@@ -71,6 +75,16 @@ def _differences(prefix: str, old: Any, new: Any) -> Iterator[tuple[str, Any, An
         yield prefix, old, new
 
 
-def _shown(value: object) -> str:
-    text = "absent" if value == _ABSENT else repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+def _shown_apart(one: object, other: object) -> tuple[str, str]:
+    """Two values that differ, both cut to the same place around the first difference."""
+    texts = ["absent" if value == _ABSENT else "null" if value is None else repr(value) for value in (one, other)]
+    if max(map(len, texts)) <= _MAX_SHOWN:
+        return texts[0], texts[1]
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+    start = max(0, alike - _MAX_SHOWN // 2)
+    ends = [start + _MAX_SHOWN < len(text) for text in texts]
+    cut = [
+        f"{'…' * (start > 0)}{text[start : start + _MAX_SHOWN]}{'…' * end}"
+        for text, end in zip(texts, ends, strict=True)
+    ]
+    return cut[0], cut[1]

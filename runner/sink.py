@@ -24,6 +24,7 @@ from runner.storage import StorageError, install, sync_folder
 
 # Text of one part stays far below 2 GiB, where a column of strings with 32-bit offsets ends.
 _MAX_BUFFERED_BYTES = 1 << 30
+_MAX_STEPS = 100_000  # some hours of steps, about 40 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class Sink:
 
     def _is_due(self) -> bool:
         """Whether to commit now. Steps alone wait for a row, unless they pile up."""
-        if len(self._rows) >= self._max_rows or len(self._steps) >= self._max_rows or self._bytes > _MAX_BUFFERED_BYTES:
+        if len(self._rows) >= self._max_rows or len(self._steps) >= _MAX_STEPS or self._bytes > _MAX_BUFFERED_BYTES:
             return True
         overdue = self._max_seconds is not None and self._clock() - self._last_commit >= self._max_seconds
         return overdue and bool(self._rows)

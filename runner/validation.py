@@ -337,4 +337,5 @@ def _check_template_file(path: str | None) -> None:
     try:
         Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("prompt.template_file", path, f"a readable UTF-8 text file: {error}") from error
+        accepted = f"a readable UTF-8 text file; relative paths start at {Path.cwd()}: {error}"
+        raise ConfigError("prompt.template_file", path, accepted) from error

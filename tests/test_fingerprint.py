@@ -48,7 +48,7 @@ def test_library_versions_are_recorded_and_make_no_difference(recorded: Path) ->
         ({"model": {"path": "tiny", "files": ["a"]}}, "model.files", r"was \['a', 'b'\] .* is \['a'\] now"),
         ({"model": {"path": "tiny"}}, "model.files", "is absent now"),
         ({"input": 3}, "input", "was absent when .* is 3 now"),
-        ({"model": None}, "model", "is None now"),
+        ({"model": None}, "model", "is null now"),
     ],
 )
 def test_what_changed_is_named_with_both_values(recorded: Path, change: dict[str, Any], key: str, words: str) -> None:
@@ -77,3 +77,17 @@ def test_a_damaged_run_file_is_an_error_of_the_ledger(recorded: Path) -> None:
     recorded.write_bytes(recorded.read_bytes()[:-3])
     with pytest.raises(LedgerError, match="unreadable"):
         Fingerprint(FACTS).check(recorded)
+
+
+def test_two_long_texts_are_shown_where_they_differ(recorded: Path) -> None:
+    long = "the same beginning " * 20
+    write_json(recorded, Fingerprint({"prompt": long + "Label:"}).as_json({}))
+    message = str(refused(recorded, {"prompt": long + "Label:Rating:"}))
+    assert "Label:'" in message
+    assert "Label:Rating:'" in message
+    assert len(message) < 600
+
+
+def test_a_changed_column_names_the_keys_that_make_columns(recorded: Path) -> None:
+    write_json(recorded, Fingerprint({"columns": {"row_id": "int64"}}).as_json({}))
+    assert "sink.keep_columns" in str(refused(recorded, {"columns": {"row_id": "int64", "text": "string"}}))

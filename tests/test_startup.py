@@ -98,7 +98,7 @@ def test_a_length_up_to_the_models_own_is_taken(config: ModelConfig, length: int
     [
         ({"max_seqs": 9, "max_batch_tokens": 8}, "engine.max_seqs", 9, "at most engine.max_batch_tokens=8"),
         ({"max_model_len": 513}, "engine.max_model_len", 513, "at most 512, the model's own limit"),
-        ({"device": "cuda:99"}, "engine.device", "cuda:99", "auto, cpu, or one of"),
+        ({"device": "cuda:99"}, "engine.device", "cuda:99", "auto, cpu, "),
     ],
 )
 def test_what_cannot_be_met_is_refused_with_key_value_and_what_is_accepted(
