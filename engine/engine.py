@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -181,16 +180,6 @@ class Engine:
                 if at is not None:
                     found[slot] = at
         return found
-
-
-def run(engine: Engine, requests: Iterable[Request]) -> list[Completion]:
-    """Complete all `requests` and return the completions in order of (row, sample)."""
-    for request in requests:
-        engine.add(request)
-    completions: list[Completion] = []
-    while engine.has_work:
-        completions += engine.step().completions
-    return sorted(completions, key=lambda completion: (completion.row_id, completion.sample))
 
 
 def _completion(

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.engine import Engine, run
+from engine.engine import Engine
 from engine.prefix_index import BlockState
 from engine.request import Completion, Request, Sampling
 from engine.stats import StepStats
 from runner.plan import highest_hit_tokens, order_rows
 from tests.fake_executor import VOCAB, FailedStepError, check_invariants, expected_output, make_engine, request
+from tests.oracle.greedy import run
 
 
 def drain(engine: Engine) -> tuple[dict[int, Completion], list[StepStats]]:

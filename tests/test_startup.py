@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.engine import run
 from engine.models.config import ModelConfig, read_model_config
 from engine.request import Sampling
 from engine.scheduler import Limits
 from engine.startup import EngineSettingError, EngineSettings, Resolved, Started, resolve, start
 from tests.fake_executor import request
+from tests.oracle.greedy import run
 from tests.tiny_models import tiny_config
 
 BLOCK = 3 * 2 * 16 * 2 * 64 * 4  # bytes of a block of the tiny model in float32

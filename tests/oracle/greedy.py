@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from engine.engine import run
+from engine.engine import Engine
 from engine.models.config import read_model_config
 from engine.request import Completion, Request, Sampling
 from engine.startup import EngineSettings, Started, resolve, start
@@ -23,6 +23,16 @@ def start_engine(folder: Path, **settings: Any) -> Started:
     config = read_model_config(folder)
     chosen = EngineSettings(**({"device": "cpu", "dtype": "float32", "kv_memory": 1 << 26} | settings))
     return start(folder, config, chosen, resolve(chosen, config), Sampling(), end_token_ids=config.end_token_ids)
+
+
+def run(engine: Engine, requests: Iterable[Request]) -> list[Completion]:
+    """Complete all `requests` and return the completions in order of (row, sample)."""
+    for request in requests:
+        engine.add(request)
+    completions: list[Completion] = []
+    while engine.has_work:
+        completions += engine.step().completions
+    return sorted(completions, key=lambda completion: (completion.row_id, completion.sample))
 
 
 def complete(started: Started, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[Completion]:
