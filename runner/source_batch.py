@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
+
+_Part = TypeVar("_Part", bound="CountedPart")
 
 MAX_BATCH_ROWS = 4096
 # A batch of long rows stops near this many bytes, so that memory does not follow the length of the text.
@@ -58,6 +60,27 @@ def clip(table: pa.RecordBatch, first_row_id: int, start: int, stop: int) -> Sou
     if begin >= end:
         return None
     return SourceBatch(first_row_id + begin, table.slice(begin, end - begin))
+
+
+class CountedPart(Protocol):
+    """A file of a source, whose rows are counted."""
+
+    @property
+    def rows(self) -> int: ...
+
+
+def parts_between(parts: Sequence[_Part], skip: int, limit: int | None) -> Iterator[tuple[_Part, int, int]]:
+    """The parts that hold any of the rows from `skip` on, at most `limit` of them.
+
+    Each comes with the row id of its first row and the row id at which the reading stops.
+    """
+    rows = sum(part.rows for part in parts)
+    stop = rows if limit is None else min(rows, skip + limit)
+    first = 0
+    for part in parts:
+        if first < stop and first + part.rows > skip:
+            yield part, first, stop
+        first += part.rows
 
 
 def check_columns(columns: Sequence[str], schema: pa.Schema, where: str) -> None:

@@ -18,6 +18,7 @@ from runner.source_batch import (
     SourceBatch,
     SourceError,
     check_columns,
+    parts_between,
 )
 from runner.source_files import SourceFile, changed
 
@@ -57,17 +58,12 @@ class JsonlSource:
 
     def batches(self, columns: Sequence[str], skip: int, limit: int | None) -> Iterator[SourceBatch]:
         """See `Source.batches`. Files before `skip` are not read; lines before it are not parsed."""
-        rows = sum(part.rows for part in self._parts)
-        if rows == 0:
+        if not self.num_rows:
             return
         check_columns(columns, self.schema, self._parts[0].file.path)
         schema = pa.schema([self.schema.field(name) for name in dict.fromkeys(columns)])
-        stop = rows if limit is None else min(rows, skip + limit)
-        first = 0
-        for part in self._parts:
-            if first < stop and first + part.rows > skip:
-                yield from _read_part(part, schema, first, skip, stop)
-            first += part.rows
+        for part, first, stop in parts_between(self._parts, skip, limit):
+            yield from _read_part(part, schema, first, skip, stop)
 
     def fingerprint(self) -> dict[str, Any]:
         """See `Source.fingerprint`; the hash is over all lines that are rows."""

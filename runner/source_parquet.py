@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from runner.source_batch import SourceBatch, SourceError, check_columns, clip, rows_per_batch
+from runner.source_batch import SourceBatch, SourceError, check_columns, clip, parts_between, rows_per_batch
 from runner.source_files import FileVersion, SourceFile, changed
 from runner.source_types import cast, merged_type, schema_without_views
 
@@ -63,13 +63,8 @@ class ParquetSource:
         """See `Source.batches`. Row groups before `skip` are not decoded."""
         check_columns(columns, self.schema, self._parts[0].path)
         schema = pa.schema([self.schema.field(name) for name in dict.fromkeys(columns)])
-        rows = sum(part.rows for part in self._parts)
-        stop = rows if limit is None else min(rows, skip + limit)
-        first = 0
-        for part in self._parts:
-            if first < stop and first + part.rows > skip:
-                yield from _read_part(part, schema, first, skip, stop)
-            first += part.rows
+        for part, first, stop in parts_between(self._parts, skip, limit):
+            yield from _read_part(part, schema, first, skip, stop)
 
     def fingerprint(self) -> dict[str, Any]:
         """See `Source.fingerprint`; of the content of a file, see `SourceFile.content_key`."""

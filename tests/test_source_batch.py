@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pyarrow as pa
 import pytest
 
-from runner.source_batch import MAX_BATCH_ROWS, TARGET_BATCH_BYTES, SourceError, check_columns, clip, rows_per_batch
+from runner.source_batch import (
+    MAX_BATCH_ROWS,
+    TARGET_BATCH_BYTES,
+    SourceError,
+    check_columns,
+    clip,
+    parts_between,
+    rows_per_batch,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +54,28 @@ def test_a_missing_column_is_named_beside_those_that_exist() -> None:
         check_columns(["id", "key"], schema, "a.parquet")
     with pytest.raises(SourceError, match=r"its columns are: none$"):
         check_columns(["key"], pa.schema([]), "a.jsonl")
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A part of so many rows."""
+
+    rows: int
+
+
+@pytest.mark.parametrize(
+    ("skip", "limit", "expected"),
+    [
+        (0, None, [(3, 0), (0, 3), (4, 3), (2, 7)]),
+        (3, None, [(4, 3), (2, 7)]),
+        (2, 1, [(3, 0)]),
+        (2, 2, [(3, 0), (0, 3), (4, 3)]),
+        (9, None, []),
+        (0, 0, []),
+    ],
+)
+def test_only_parts_that_hold_wanted_rows_are_read(
+    skip: int, limit: int | None, expected: list[tuple[int, int]]
+) -> None:
+    parts = [Counted(3), Counted(0), Counted(4), Counted(2)]
+    assert [(part.rows, first) for part, first, _ in parts_between(parts, skip, limit)] == expected
