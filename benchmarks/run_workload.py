@@ -1,118 +1,204 @@
 """Run a named workload on a model shape with random weights and print one JSON line.
 
-python -m benchmarks.run_workload nano --model benchmarks/models/qwen3-0.6b
+python -m benchmarks.run_workload nano --model benchmarks/models/qwen3-0.6b --profile
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
-import numpy as np
-
+from benchmarks.bound import DEVICE, bound_seconds, read_model_cost
+from benchmarks.kernel_profile import KernelProfile, fullest_steps, profile_kernels
 from benchmarks.provenance import provenance
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import WORKLOADS, Work, in_prefix_order, totals
 from engine.engine import Engine
-from engine.models.config import read_model_config
+from engine.kv_cache import KVCacheShape
+from engine.models.config import ModelConfig, read_model_config
 from engine.request import Request, Sampling
-from engine.startup import EngineSettings, Started, resolve, start
+from engine.startup import EngineSettings, Resolved, Started, resolve, start
 from engine.stats import StepStats
-from runner.plan import highest_hit_tokens, order_rows
-from runner.units import parse_size
 
-WARM_UP_REQUESTS = 16
+BLOCK_SIZE = 16
+WARM_UP_REQUESTS, WARM_UP_TOKENS = 16, 8
+PROFILED_STEPS = 100
 
 
-def main() -> None:
-    options = _options()
-    config = read_model_config(options.model)
-    settings = EngineSettings(
-        dummy_weights=True,
-        max_model_len=options.max_model_len,
-        kv_memory=parse_size(options.kv_memory) if options.kv_memory else None,
-    )
+def main(arguments: list[str] | None = None) -> None:
+    options = _options().parse_args(arguments)
     begin = time.perf_counter()
-    started = start(
-        options.model,
-        config,
-        settings,
-        resolve(settings, config),
-        Sampling(temperature=options.temperature),
-        end_token_ids=config.end_token_ids,
-    )
-    ready = time.perf_counter() - begin
-    work = WORKLOADS[options.workload]()
-    _complete(started.engine, [(prompt[:-65:-1], 8) for prompt, _ in work[:WARM_UP_REQUESTS]], options.temperature)
-    seconds, steps = _complete(started.engine, work, options.temperature)
-    report = _report(work, seconds, steps, started, settings.block_size)
-    print(
-        json.dumps(
-            {
-                "workload": options.workload,
-                "model": options.model.name,
-                "temperature": options.temperature,
-                "start_seconds": round(ready, 2),
-                **report,
-                "device": started.device_name,
-                **provenance("torch", "triton", "transformers", commit=options.commit),
-            }
-        )
-    )
+    started, resolved = _start(options)
+    start_seconds = time.perf_counter() - begin
+    work = WORKLOADS[options.workload](options.scale)
+    _complete(started.engine, _warm_up(work), options.temperature)
+    seconds, steps, host_us = _complete(started.engine, work, options.temperature)
+    memory = _memory(started)
+    window = fullest_steps([step.running for step in steps], PROFILED_STEPS)
+    profile = None
+    if options.profile and started.device.type == "cuda":
+        profile = _profile(started.engine, work, options.temperature, window)
+        print(profile.table(len(window)), file=sys.stderr)
+    line = {
+        "workload": options.workload,
+        "model": options.model.name,
+        "scale": options.scale,
+        "temperature": options.temperature,
+        "cuda_graphs": resolved.cuda_graphs,
+        "async_steps": resolved.async_steps,
+        "start_seconds": round(start_seconds, 2),
+        **_throughput(work, seconds, started, options.model),
+        **_step_figures(work, seconds, steps),
+        "host_us_per_step": round(mean(host_us[window.start : window.stop]), 1),
+        **_profile_figures(profile, window),
+        **memory,
+        "device": started.device_name,
+        **provenance("torch", "triton", "transformers", commit=options.commit),
+    }
+    print(json.dumps(line))
 
 
-def _options() -> argparse.Namespace:
+def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--model", type=Path, required=True, help="folder with a config.json")
-    parser.add_argument("--temperature", type=float, default=0.6)
-    parser.add_argument("--max-model-len", type=int, default=8192)
-    parser.add_argument("--kv-memory", help="size of the K/V pool, such as 4GiB; all there is if unset")
+    parser.add_argument("--kv-blocks", type=int, help=f"K/V blocks of {BLOCK_SIZE} tokens; all that fit if unset")
+    parser.add_argument("--max-len", type=int, default=8192, help="longest sequence, in tokens (%(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.6, help="of sampling; 0 is greedy (%(default)s)")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the workload's requests (%(default)s)")
+    parser.add_argument("--no-graphs", action="store_true", help="launch kernel by kernel, from no captured graph")
+    parser.add_argument("--no-async", action="store_true", help="read each step's tokens before the next is launched")
+    parser.add_argument("--profile", action="store_true", help="run again under a profiler; kernels go to stderr")
     parser.add_argument("--commit", help="of the code that runs, where git cannot tell")
-    return parser.parse_args()
+    return parser
 
 
-def _complete(engine: Engine, work: Workload, temperature: float) -> tuple[float, list[StepStats]]:
-    """Run all requests in prefix order; seconds from the first to the last, and the steps."""
-    prompts = [np.array(prompt, np.int32) for prompt, _ in work]
+def _start(options: argparse.Namespace) -> tuple[Started, Resolved]:
+    config = read_model_config(options.model)
+    settings = EngineSettings(
+        dummy_weights=True,
+        block_size=BLOCK_SIZE,
+        max_model_len=options.max_len,
+        cuda_graphs=False if options.no_graphs else None,
+        async_steps=False if options.no_async else None,
+    )
+    resolved = resolve(settings, config)
+    if options.kv_blocks is not None:
+        settings = replace(settings, kv_memory=options.kv_blocks * _block_bytes(config, resolved))
+    sampling = Sampling(temperature=options.temperature)
+    return start(options.model, config, settings, resolved, sampling, end_token_ids=()), resolved
+
+
+def _block_bytes(config: ModelConfig, resolved: Resolved) -> int:
+    shape = KVCacheShape(config.num_layers, config.num_kv_heads, config.head_dim, BLOCK_SIZE, resolved.dtype)
+    return shape.block_bytes
+
+
+def _warm_up(work: list[Work]) -> list[Work]:
+    """A few short prompts that share nothing with `work`: its last tokens backwards."""
+    return [Work(item.prompt[:-65:-1], WARM_UP_TOKENS) for item in work[:WARM_UP_REQUESTS]]
+
+
+def _add(engine: Engine, work: list[Work], temperature: float) -> None:
+    for row, item in enumerate(in_prefix_order(work)):
+        sampling = Sampling(temperature=temperature, max_tokens=item.new_tokens, ignore_eos=True)
+        engine.add(Request(row, item.prompt, sampling))
+
+
+def _complete(engine: Engine, work: list[Work], temperature: float) -> tuple[float, list[StepStats], list[int]]:
+    """Run all requests; seconds from ordering the first to completing the last, and of each step the
+    statistics and the microseconds that the call which finished it kept the host busy."""
     steps: list[StepStats] = []
+    host_us: list[int] = []
+    output_tokens = 0
     begin = time.perf_counter()
-    for row in order_rows(prompts, "prefix").tolist():
-        sampling = Sampling(temperature=temperature, max_tokens=work[row][1], ignore_eos=True)
-        engine.add(Request(row, prompts[row], sampling))
+    _add(engine, work, temperature)
     while engine.has_work:
-        stats = engine.step().stats
-        if stats is not None:
-            steps.append(stats)
-    return time.perf_counter() - begin, steps
+        result = engine.step()
+        output_tokens += sum(len(each.token_ids) for each in result.completions)
+        if result.stats is not None:
+            steps.append(result.stats)
+            host_us.append(result.host_us)
+    seconds = time.perf_counter() - begin
+    expected = sum(item.new_tokens for item in work)
+    if output_tokens != expected:
+        raise RuntimeError(f"the engine made {output_tokens} tokens, and the workload has {expected}")
+    return seconds, steps, host_us
 
 
-def _report(
-    work: Workload, seconds: float, steps: list[StepStats], started: Started, block_size: int
-) -> dict[str, object]:
-    prompt_tokens = sum(len(prompt) for prompt, _ in work)
-    output_tokens = sum(new for _, new in work)
-    prompts = [np.array(prompt, np.int32) for prompt, _ in work]
-    ordered = [prompts[row] for row in order_rows(prompts, "prefix")]
-    prefill = sum(step.prefill_tokens for step in steps)
-    busy = sum(step.duration_us for step in steps)
+def _profile(engine: Engine, work: list[Work], temperature: float, window: range) -> KernelProfile:
+    """Run the steps of `window` under the profiler, after those before it; the rest is cancelled.
+
+    Other token ids in the same order give the same schedule, and find nothing in the prefix cache.
+    """
+    _add(engine, [Work(item.prompt + 1, item.new_tokens) for item in work], temperature)
+    _step(engine, window.start)
+    profile = profile_kernels(lambda: _step(engine, len(window)))
+    engine.cancel()
+    return profile
+
+
+def _step(engine: Engine, steps: int) -> None:
+    """Step until so many steps have finished, or there is no work left."""
+    finished = 0
+    while finished < steps and engine.has_work:
+        finished += engine.step().stats is not None
+
+
+def _throughput(work: list[Work], seconds: float, started: Started, model: Path) -> dict[str, Any]:
+    counts = totals(work, BLOCK_SIZE)
+    pool_blocks = started.memory_plan.num_blocks
+    bound = None
+    if DEVICE in started.device_name:
+        bound = round(bound_seconds(work, read_model_cost(model), pool_blocks * BLOCK_SIZE), 2)
     return {
-        "pool_blocks": started.memory_plan.num_blocks,
+        "pool_blocks": pool_blocks,
         "seconds": round(seconds, 2),
-        "prompt_tokens": prompt_tokens,
-        "output_tokens": output_tokens,
-        "output_tok_s": round(output_tokens / seconds),
+        "bound_seconds": bound,
+        "output_tok_s": round(counts["output_tokens"] / seconds),
+        **counts,
+    }
+
+
+def _step_figures(work: list[Work], seconds: float, steps: list[StepStats]) -> dict[str, Any]:
+    prompt_tokens = sum(len(item.prompt) for item in work)
+    prefill = sum(step.prefill_tokens for step in steps)
+    recomputed = sum(step.recomputed_tokens for step in steps)
+    duration = sum(step.duration_us for step in steps)
+    return {
         "hit_rate": round(sum(step.cached_tokens for step in steps) / prompt_tokens, 4),
-        "highest_hit_rate": round(highest_hit_tokens(ordered, block_size) / prompt_tokens, 4),
         "prefill_tokens": prefill,
-        "recompute_share": round(sum(step.recomputed_tokens for step in steps) / prefill, 4),
-        "live_share": round(sum(step.live_fraction * step.duration_us for step in steps) / busy, 4),
+        "recompute_share": round(recomputed / prefill, 4),
+        "live_share": round(sum(step.live_fraction * step.duration_us for step in steps) / duration, 4),
         "preemptions": sum(step.preemptions for step in steps),
         "steps": len(steps),
-        "ms_per_step": round(busy / len(steps) / 1000, 2),
-        "peak_bytes": started.peak_bytes(),
-        "planned_bytes": started.memory_plan.weights + started.memory_plan.pool + started.memory_plan.activations,
+        "largest_batch": max(step.running for step in steps),
+        "ms_per_step": round(1000 * seconds / len(steps), 3),
+    }
+
+
+def _profile_figures(profile: KernelProfile | None, window: range) -> dict[str, Any]:
+    if profile is None:
+        return {"gpu_busy_share": None, "kernel_ms_per_step": None, "profiled_steps": 0}
+    return {
+        "gpu_busy_share": round(profile.busy_share, 4),
+        "kernel_ms_per_step": round(profile.by_name.total() / len(window) / 1000, 3),
+        "profiled_steps": len(window),
+    }
+
+
+def _memory(started: Started) -> dict[str, Any]:
+    plan, peak = started.memory_plan, started.peak_bytes()
+    planned = plan.weights + plan.activations + plan.graphs + plan.pool
+    return {
+        "peak_bytes": peak,
+        "planned_bytes": planned,
+        "plan_error_bytes": planned - peak if started.device.type == "cuda" else None,
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from engine.prefix_index import BlockIds, PrefixIndex
+from engine.prefix_index import BlockIds, BlockState, PrefixIndex
 
 Blocks = npt.NDArray[np.int32]
 
@@ -88,12 +88,15 @@ class BlockPool:
         if np.any(self._references[blocks] < 1):
             raise AssertionError(f"blocks released more often than held: {blocks[self._references[blocks] < 1]}")
         self._references[blocks] -= 1
-        for block in blocks[self._references[blocks] == 0][::-1].tolist():
-            if self._index.is_written(block):
-                self._cached[block] = None
-            else:
-                self._index.remove(block)  # nobody is left to fill it
-                self._push_free(block)
+        unreferenced = blocks[self._references[blocks] == 0][::-1]
+        states = self._index.states(unreferenced)
+        written = states == BlockState.WRITTEN
+        self._cached.update(dict.fromkeys(unreferenced[written].tolist()))
+        for block in unreferenced[(states != BlockState.UNINDEXED) & ~written].tolist():
+            self._index.remove(block)  # nobody is left to fill it
+        freed = unreferenced[~written]
+        self._free[self._num_free : self._num_free + len(freed)] = freed
+        self._num_free += len(freed)
 
     def forget(self, blocks: BlockIds) -> None:
         """Let nobody find `blocks` (in sequence order) or what follows them again; those held stay held."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.batch import build_batch
 from engine.block_pool import BlockPool
-from engine.executor import Drawn, Executor
+from engine.executor import Drawn, Executor, LaunchedStep
 from engine.prefix_index import PrefixIndex
-from engine.request import Completion, FinishReason, Request
-from engine.scheduler import Limits, Schedule, Scheduler
+from engine.request import Completion, FinishReason, Request, TokenIds
+from engine.scheduler import Drawing, Limits, Schedule, Scheduler
 from engine.sequence import Sequence, SequenceTable, Slots
 from engine.stats import StepStats
 from engine.stop_strings import Decode, StopMatcher
@@ -20,10 +23,25 @@ from engine.stop_strings import Decode, StopMatcher
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one call of `Engine.step` brought; `stats` is None if nothing was launched."""
+    """What one call of `Engine.step` brought.
+
+    `stats` are those of the step whose tokens it read, None if it read none. `host_us` are the
+    microseconds the call took, less those it waited for the device.
+    """
 
     completions: list[Completion]
     stats: StepStats | None
+    host_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step on its way: what was scheduled, what it draws, its statistics so far, and its result to come."""
+
+    schedule: Schedule
+    drawing: Drawing
+    stats: StepStats
+    step: LaunchedStep
 
 
 class Engine:
@@ -31,7 +49,8 @@ class Engine:
 
     `num_blocks` blocks of `block_size` tokens bound what can run; `max_model_len` is lowered to what
     the pool holds, so that any single sequence fits. `decode` turns output ids into text and is needed
-    for stop strings only. Not thread-safe.
+    for stop strings only. With `async_steps`, a step is launched before the tokens of the one before it
+    are read; a sequence that turns out to have ended drops the token computed past its end. Not thread-safe.
     """
 
     def __init__(
@@ -42,6 +61,7 @@ class Engine:
         num_blocks: int,
         block_size: int,
         prefix_cache: bool = True,
+        async_steps: bool = False,
         end_token_ids: tuple[int, ...] = (),
         decode: Decode | None = None,
     ) -> None:
@@ -54,7 +74,10 @@ class Engine:
         self._table = SequenceTable(limits.max_seqs, block_size, end_token_ids)
         self._scheduler = Scheduler(self._table, self._pool, self._index, limits, prefix_cache=prefix_cache)
         self._refused: list[Completion] = []
+        self._depth = 1 if async_steps else 0  # steps that stay unread between two calls
+        self._launched: deque[_Launched] = deque()
         self._steps = 0
+        self._last_read_us = 0
 
     @property
     def num_running(self) -> int:
@@ -67,7 +90,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self.num_running or self.num_waiting or self._refused)
+        return bool(self.num_running or self.num_waiting or self._refused or self._launched)
 
     def add(self, request: Request) -> None:
         """Queue a request; one that can never run comes back from the next step as an error.
@@ -75,7 +98,8 @@ class Engine:
         Raises ValueError if it has stop strings and the engine was made without `decode`.
         """
         if problem := self._problem(request):
-            self._refused.append(_error(Sequence(request), problem))
+            sequence = Sequence(request)
+            self._refused.append(_error(sequence, sequence.output, problem))
             return
         sequence = Sequence(request)
         if request.sampling.stop:
@@ -85,29 +109,66 @@ class Engine:
         self._scheduler.waiting.append(sequence)
 
     def step(self) -> StepResult:
-        """Compute one step.
+        """Launch a step and read the tokens of one.
 
         If the executor raises, every running sequence goes back to waiting, nothing unwritten stays
         in the prefix index, and the exception is passed on.
         """
-        started, clock, evicted = time.time_ns() // 1000, time.perf_counter_ns(), self._pool.evictions
-        schedule = self._scheduler.schedule()
-        if schedule is None:
-            return StepResult(self._take_refused(), None)
-        stats = self._stats_at_launch(schedule, started, self._pool.evictions - evicted)
-        try:
-            drawn = self._executor.execute(build_batch(self._table, schedule.slots, schedule.counts))
-        except BaseException:
-            self._scheduler.abandon(schedule)
-            raise
-        self._scheduler.settle(schedule)
-        completions = self._take_refused() + self._advance(schedule, drawn)
-        self._steps += 1
-        return StepResult(completions, replace(stats, duration_us=(time.perf_counter_ns() - clock) // 1000))
+        begin, waited = time.perf_counter_ns(), 0
+        # A sequence whose token is still on the device must not be preempted.
+        launched = not (self._launched and self._scheduler.must_preempt) and self._launch()
+        completions: list[Completion] = []
+        stats = None
+        if self._launched and (len(self._launched) > self._depth or not launched):
+            drawn, waited = self._wait()
+            completions, stats = self._read(self._launched.popleft(), drawn)
+        refused, self._refused = self._refused, []
+        return StepResult(refused + completions, stats, (time.perf_counter_ns() - begin - waited) // 1000)
 
     def cancel(self) -> list[Request]:
         """Drop all requests, running and waiting, and free their blocks; what was dropped, in order."""
+        for launched in self._launched:
+            with suppress(Exception):  # how a step that is taken back ends does not matter any more
+                launched.step.wait()
+        self._abandon(None)
         return [sequence.request for sequence in self._scheduler.cancel()]
+
+    def _launch(self) -> bool:
+        """Schedule the next step and start it; whether there was one."""
+        started, evicted = time.time_ns() // 1000, self._pool.evictions
+        schedule = self._scheduler.schedule()
+        if schedule is None:
+            return False
+        stats = self._stats_at_launch(schedule, started, self._pool.evictions - evicted)
+        try:
+            step = self._executor.launch(build_batch(self._table, schedule.slots, schedule.counts))
+        except BaseException:
+            self._abandon(schedule)
+            raise
+        self._launched.append(_Launched(schedule, self._scheduler.launched(schedule), stats, step))
+        self._steps += 1
+        return True
+
+    def _wait(self) -> tuple[Drawn, int]:
+        """What the oldest launched step drew, and the nanoseconds it was waited for."""
+        begin = time.perf_counter_ns()
+        try:
+            drawn = self._launched[0].step.wait()
+        except BaseException:
+            self._abandon(None)
+            raise
+        return drawn, time.perf_counter_ns() - begin
+
+    def _abandon(self, scheduled: Schedule | None) -> None:
+        """Take back all steps that were not read, and the one that was scheduled and could not be launched."""
+        self._scheduler.abandon([(each.schedule, each.drawing) for each in self._launched], scheduled)
+        self._launched.clear()
+
+    def _since_last_read(self, launched: _Launched) -> int:
+        """Microseconds since the step was launched or the one before it was read, whichever is later."""
+        now = time.time_ns() // 1000
+        begin, self._last_read_us = max(launched.stats.started_at, self._last_read_us), now
+        return max(0, now - begin)
 
     def _stats_at_launch(self, schedule: Schedule, started: int, evictions: int) -> StepStats:
         allocated, reserved = self._executor.memory()
@@ -115,7 +176,7 @@ class Engine:
             step=self._steps,
             started_at=started,
             duration_us=0,
-            running=self.num_running,
+            running=len(self._table.growing()),
             waiting=self.num_waiting,
             prefill_tokens=schedule.prefill_tokens,
             decode_tokens=schedule.decode_tokens,
@@ -146,49 +207,86 @@ class Engine:
             )
         return None
 
-    def _take_refused(self) -> list[Completion]:
-        refused, self._refused = self._refused, []
-        return refused
+    def _read(self, launched: _Launched, drawn: Drawn) -> tuple[list[Completion], StepStats]:
+        """Take in what a step drew: release what had ended before it, append the tokens, end what is done."""
+        table, slots, positions = self._table, launched.drawing.slots, launched.drawing.positions
+        dropped = table.ended[slots]
+        for slot in slots[dropped].tolist():
+            self._scheduler.release(slot)
+        failed = drawn.failed & ~dropped
+        going = ~drawn.failed & ~dropped
+        completions = self._end_failed(slots[failed], positions[failed])
+        completions += self._advance(slots[going], positions[going], drawn.token_ids[going])
+        stats = replace(
+            launched.stats,
+            duration_us=self._since_last_read(launched),
+            dropped_tokens=int(np.count_nonzero(dropped)),
+        )
+        return completions, stats
 
-    def _advance(self, schedule: Schedule, drawn: Drawn) -> list[Completion]:
-        """Append the drawn tokens and end the sequences that are done."""
-        table, slots = self._table, schedule.slots
-        sampled = slots[table.num_computed[slots] == table.num_tokens[slots]]
-        completions = self._end_failed(sampled[drawn.failed])
-        going, token_ids = sampled[~drawn.failed], drawn.token_ids[~drawn.failed]
-        table.append_token(going, token_ids)
-        stop_at = self._match_stop_strings(going)
-        stopped = (table.stop_ids[going] == token_ids[:, None]).any(axis=1) | np.isin(going, list(stop_at))
-        ended = stopped | (table.num_tokens[going] >= table.token_limit[going])
-        for slot, by_stop in zip(going[ended].tolist(), stopped[ended].tolist(), strict=True):
+    def _advance(
+        self, slots: Slots, positions: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32]
+    ) -> list[Completion]:
+        """Put the drawn tokens into their places and end the sequences that are done."""
+        table = self._table
+        table.read(slots, positions, token_ids)
+        stop_at = self._match_stop_strings(slots, token_ids)
+        stopped = (table.stop_ids[slots] == token_ids[:, None]).any(axis=1)
+        if stop_at:
+            stopped |= np.isin(slots, list(stop_at))
+        ended = stopped | (positions + 1 >= table.token_limit[slots])
+        table.num_tokens[slots[ended]] = positions[ended] + 1  # a token drawn after its end does not count
+        completions = []
+        for slot, by_stop in zip(slots[ended].tolist(), stopped[ended].tolist(), strict=True):
             reason: FinishReason = "stop" if by_stop else "length"
-            completions.append(_completion(self._scheduler.finish(slot), reason, stop_at=stop_at.get(slot)))
+            completions.append(_completion(table.sequence(slot), table.output(slot), reason, stop_at=stop_at.get(slot)))
+        self._finish(slots[ended])
         return completions
 
-    def _end_failed(self, slots: Slots) -> list[Completion]:
-        """End sequences whose logits are not finite, but for those that get another try."""
-        ended = [sequence for slot in slots.tolist() if (sequence := self._scheduler.fail(slot)) is not None]
-        return [_error(sequence, f"the logits after token {len(sequence.tokens)} are not finite") for sequence in ended]
+    def _end_failed(self, slots: Slots, positions: npt.NDArray[np.int64]) -> list[Completion]:
+        """End sequences whose logits are not finite; an error for each that does not get another try."""
+        table = self._table
+        table.num_tokens[slots] = positions
+        errors = [
+            _error(table.sequence(slot), table.output(slot), f"the logits after token {position} are not finite")
+            for slot, position in zip(slots.tolist(), positions.tolist(), strict=True)
+            if self._scheduler.fail(slot)
+        ]
+        self._finish(slots)
+        return errors
 
-    def _match_stop_strings(self, slots: Slots) -> dict[int, int]:
+    def _finish(self, slots: Slots) -> None:
+        """End sequences; their slots and blocks are free once no launched step computes them."""
+        self._table.ended[slots] = True
+        computed = np.concatenate([slots[:0], *(launched.schedule.slots for launched in self._launched)])
+        for slot in slots[~np.isin(slots, computed)].tolist():
+            self._scheduler.release(slot)
+
+    def _match_stop_strings(self, slots: Slots, token_ids: npt.NDArray[np.int32]) -> dict[int, int]:
         """Slots whose output now holds a stop string, with the characters before it."""
         found: dict[int, int] = {}
-        for slot in slots[self._table.has_stop_strings[slots]].tolist():
+        matched = self._table.has_stop_strings[slots]
+        for slot, token_id in zip(slots[matched].tolist(), token_ids[matched].tolist(), strict=True):
             matcher = self._table.sequence(slot).stop_matcher
             if matcher is not None:
-                at = matcher.push(int(self._table.tokens[slot, self._table.num_tokens[slot] - 1]))
+                at = matcher.push(token_id)
                 if at is not None:
                     found[slot] = at
         return found
 
 
 def _completion(
-    sequence: Sequence, reason: FinishReason, *, stop_at: int | None = None, error: str | None = None
+    sequence: Sequence,
+    output: TokenIds,
+    reason: FinishReason,
+    *,
+    stop_at: int | None = None,
+    error: str | None = None,
 ) -> Completion:
     return Completion(
         row_id=sequence.request.row_id,
         sample=sequence.request.sample,
-        token_ids=sequence.output,
+        token_ids=output,
         finish_reason=reason,
         prompt_tokens=len(sequence.request.token_ids),
         cached_tokens=sequence.cached_tokens or 0,
@@ -197,5 +295,5 @@ def _completion(
     )
 
 
-def _error(sequence: Sequence, problem: str) -> Completion:
-    return _completion(sequence, "error", error=f"row {sequence.request.row_id}: {problem}")
+def _error(sequence: Sequence, output: TokenIds, problem: str) -> Completion:
+    return _completion(sequence, output, "error", error=f"row {sequence.request.row_id}: {problem}")

@@ -19,10 +19,23 @@ class Drawn:
     failed: npt.NDArray[np.bool_]
 
 
-class Executor(Protocol):
-    """Computes a batch: writes its K/V and draws the sampled tokens."""
+class LaunchedStep(Protocol):
+    """A batch that is being computed."""
 
-    def execute(self, batch: Batch) -> Drawn: ...
+    def wait(self) -> Drawn:
+        """Its draws, as soon as they are there."""
+        ...
+
+
+class Executor(Protocol):
+    """Computes batches in the order they are launched: writes their K/V and draws the sampled tokens.
+
+    It keeps the block tables, which a batch only changes, and the token that each slot drew last.
+    """
+
+    def launch(self, batch: Batch) -> LaunchedStep:
+        """Start a batch. At most one other may be launched and not waited for."""
+        ...
 
     def memory(self) -> tuple[int, int]:
         """Bytes the device allocator has given out and reserved; zeros on a CPU."""

@@ -18,7 +18,6 @@ from engine.scheduler import Limits
 GPU_RESERVE_BYTES = 1 << 30
 """Left free on a GPU: the allocator's rounding, the driver's own growth, kernels loaded later."""
 CPU_POOL_BYTES = 1 << 30
-FEW_ROWS = 127
 
 
 class OutOfMemoryError(RuntimeError):
@@ -29,8 +28,9 @@ class OutOfMemoryError(RuntimeError):
 class MemoryPlan:
     """Where the device's memory goes, in bytes.
 
-    `activations` is the peak of a full-size step above the weights, through the real sampler;
-    `others` was taken before this process began. On a CPU only `weights` and `pool` are known.
+    `activations` is the peak of a full-size step above the weights, through the real sampler, with the
+    state that stays on the device; `graphs` is what the captured steps take, activations of their own
+    included; `others` was taken before this process began. On a CPU only `weights` and `pool` are known.
     """
 
     weights: int
@@ -48,11 +48,18 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: Decoder, shape: KVCacheShape, limits: Limits, sampling: Sampling, *, kv_memory: int | None
+    model: Decoder,
+    shape: KVCacheShape,
+    limits: Limits,
+    sampling: Sampling,
+    *,
+    kv_memory: int | None,
+    graphs: bool = False,
 ) -> MemoryPlan:
     """Size the block pool for `model`, whose weights are loaded.
 
-    On a GPU the pool gets what is free now less the measured peak of a full-size step and a reserve;
+    On a GPU the pool gets what is free now less the measured peak of a full-size step, the captured
+    `graphs` and a reserve;
     on a CPU `CPU_POOL_BYTES`. `kv_memory` (bytes) is taken as given instead. Raises OutOfMemoryError
     if not even one block fits or if `kv_memory` is more than there is.
     """
@@ -60,20 +67,22 @@ def plan_memory(
     device = next(model.parameters()).device
     if device.type == "cuda":
         activations = _measure_activations(model, shape, limits, sampling)
+        captured = _measure_graphs(model, shape, limits) if graphs else 0
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         reserve = GPU_RESERVE_BYTES
         others = total - free - torch.cuda.memory_allocated(device)
-        room = free - activations - reserve
+        room = free - activations - captured - reserve
     else:
-        activations = reserve = others = 0
+        activations = captured = reserve = others = 0
         room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - weights
     automatic = room if device.type == "cuda" else CPU_POOL_BYTES
     pool = automatic if kv_memory is None else kv_memory
     if pool > room:
         raise OutOfMemoryError(
             f"the K/V pool would take {pool} bytes, and {max(room, 0)} are left beside weights ({weights}), "
-            f"activations ({activations}), reserve ({reserve}) and other programs ({others}): lower it or leave it auto"
+            f"activations ({activations}), graphs ({captured}), reserve ({reserve}) and other programs "
+            f"({others}): lower it or leave it auto"
         )
     num_blocks = pool // shape.block_bytes
     if num_blocks < 1:
@@ -81,7 +90,7 @@ def plan_memory(
             f"{max(pool, 0)} bytes are left for the K/V pool, and one block takes {shape.block_bytes}: "
             "use a smaller model, engine.max_batch_tokens or engine.block_size, or raise engine.kv_memory"
         )
-    return MemoryPlan(weights, activations, 0, num_blocks * shape.block_bytes, reserve, others, num_blocks)
+    return MemoryPlan(weights, activations, captured, num_blocks * shape.block_bytes, reserve, others, num_blocks)
 
 
 def _measure_activations(model: Decoder, shape: KVCacheShape, limits: Limits, sampling: Sampling) -> int:
@@ -90,11 +99,24 @@ def _measure_activations(model: Decoder, shape: KVCacheShape, limits: Limits, sa
     cache = KVCache(shape, 1, device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    # torch sorts few rows by another method than many, which takes more memory for fewer.
-    for rows in {limits.max_seqs, min(limits.max_seqs, FEW_ROWS)}:
-        ModelRunner(model, cache).execute(_largest_batch(rows, shape.block_size, limits, sampling))
+    runner = ModelRunner(model, cache, limits)
+    runner.launch(_largest_batch(limits.max_seqs, shape.block_size, limits, sampling)).wait()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
+
+
+def _measure_graphs(model: Decoder, shape: KVCacheShape, limits: Limits) -> int:
+    """Bytes that all graphs take, from what the two largest do: the first makes the memory that the others share."""
+    device = next(model.parameters()).device
+    torch.cuda.empty_cache()
+    free = [torch.cuda.mem_get_info(device)[0]]
+    runner = ModelRunner(model, KVCache(shape, 1, device), limits, graphs=True)
+    assert runner.graphs is not None
+    for count in (1, 2):
+        runner.capture(count)
+        torch.cuda.empty_cache()
+        free.append(torch.cuda.mem_get_info(device)[0])
+    return free[0] - free[1] + (len(runner.graphs.keys) - 1) * max(0, free[1] - free[2])
 
 
 def _largest_batch(rows: int, block_size: int, limits: Limits, sampling: Sampling) -> Batch:
@@ -109,18 +131,18 @@ def _largest_batch(rows: int, block_size: int, limits: Limits, sampling: Samplin
         slot_mapping=positions % block_size,
         query_start=query_start.astype(np.int32),
         context_lens=counts.astype(np.int32),
-        block_tables=np.zeros((rows, -(-int(counts.max()) // block_size)), np.int32),
+        slots=np.arange(rows),
         num_decodes=int(np.count_nonzero(counts == 1)),
+        block_changes=np.empty((3, 0), np.int32),
         sampled_tokens=query_start[1:] - 1,
+        sampled_slots=np.arange(rows),
         sampling=SamplingBatch(
             temperature=np.full(rows, sampling.temperature, np.float32),
             top_p=np.full(rows, sampling.top_p, np.float32),
             top_k=np.full(rows, sampling.top_k, np.int32),
             min_p=np.full(rows, sampling.min_p, np.float32),
-            seed=np.zeros(rows, np.int64),
-            draw_id=np.arange(rows, dtype=np.int64),
-            sample=np.zeros(rows, np.int64),
+            row_key=np.arange(rows, dtype=np.uint64),
             position=counts,
-            suppressed=np.empty((0, 2), np.int64),
+            suppressed=np.empty((0, 2), np.int32),
         ),
     )

@@ -13,6 +13,7 @@ from engine.request import TokenIds
 
 BlockIds = Sequence[int] | npt.NDArray[np.int32]
 ROOT = -1  # parent of a sequence's first block
+NOT_ON_PATH = -1
 
 
 class BlockState(IntEnum):
@@ -39,7 +40,8 @@ class PrefixIndex:
     """Finds full blocks by content.
 
     Every indexed block has an indexed parent (or is a first block): entries are inserted from the root
-    down and removed leaves first.
+    down and removed leaves first. The path walked last is remembered: jobs run in order of prefix, so most
+    of what is asked for next is compared with it at once instead of block by block.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -49,6 +51,9 @@ class PrefixIndex:
         self._parents: npt.NDArray[np.int32] = np.full(num_blocks, ROOT, np.int32)
         self._children: npt.NDArray[np.int32] = np.zeros(num_blocks, np.int32)
         self._state: npt.NDArray[np.int8] = np.zeros(num_blocks, np.int8)
+        self._path: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        self._path_tokens: TokenIds = np.empty(0, np.int32)
+        self._path_place: npt.NDArray[np.int32] = np.full(num_blocks, NOT_ON_PATH, np.int32)
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -57,9 +62,9 @@ class PrefixIndex:
         """What the index promises about `block`."""
         return BlockState(int(self._state[block]))
 
-    def is_written(self, block: int) -> bool:
-        """Whether `block` is indexed and has its K/V."""
-        return bool(self._state[block] == BlockState.WRITTEN)
+    def states(self, blocks: npt.NDArray[np.int32]) -> npt.NDArray[np.int8]:
+        """What the index promises about each of `blocks`, as numbers of BlockState."""
+        return self._state[blocks]
 
     def is_leaf(self, block: int) -> bool:
         """Whether no indexed block continues `block`."""
@@ -74,14 +79,17 @@ class PrefixIndex:
 
     def match(self, tokens: TokenIds, max_blocks: int) -> list[int]:
         """The indexed blocks that hold the first tokens of a sequence, in order, at most `max_blocks`."""
-        found: list[int] = []
-        parent = ROOT
-        for key in self._block_tokens(tokens, 0, max_blocks):
+        shared = min(self._shared_with_path(tokens), max_blocks)
+        found: list[int] = self._path[:shared].tolist()
+        parent = found[-1] if found else ROOT
+        for key in self._block_tokens(tokens, shared, max_blocks):
             block = self._blocks.get(BlockKey(parent, key))
             if block is None:
                 break
             found.append(block)
             parent = block
+        if len(found) > shared:
+            self._remember(tokens, found)
         return found
 
     def insert(self, tokens: TokenIds, blocks: BlockIds, start: int, end: int, state: BlockState) -> None:
@@ -91,19 +99,21 @@ class PrefixIndex:
         not be a child of a block that this sequence does not hold.
         """
         parent = int(blocks[start - 1]) if start else ROOT
+        reached = start
         for position, key in enumerate(self._block_tokens(tokens, start, end), start):
             block = int(blocks[position])
             entry = BlockKey(parent, key)
             holder = self._blocks.setdefault(entry, block)
             if holder != block:
-                return
+                break
             if self._keys[block] is None:
                 self._keys[block] = entry
                 self._parents[block] = parent
                 self._state[block] = state
                 if parent != ROOT:
                     self._children[parent] += 1
-            parent = block
+            parent, reached = block, position + 1
+        self._remember(tokens, blocks[:reached])
 
     def remove(self, block: int) -> None:
         """Forget a leaf; does nothing for a block that is not indexed."""
@@ -112,6 +122,8 @@ class PrefixIndex:
             return
         if self._children[block]:
             raise AssertionError(f"block {block} leaves the index before {self._children[block]} blocks that follow it")
+        if self._path_place[block] != NOT_ON_PATH:
+            self._remember(self._path_tokens, self._path[: self._path_place[block]])
         del self._blocks[key]
         self._keys[block] = None
         self._state[block] = BlockState.UNINDEXED
@@ -142,6 +154,19 @@ class PrefixIndex:
     def in_state(self, blocks: BlockIds, state: BlockState) -> int:
         """How many of `blocks` are in `state`."""
         return int(np.count_nonzero(self._state[np.asarray(blocks, np.int32)] == state))
+
+    def _shared_with_path(self, tokens: TokenIds) -> int:
+        """How many full blocks of `tokens` the remembered path holds."""
+        length = min(len(tokens), len(self._path_tokens))
+        differing = np.flatnonzero(tokens[:length] != self._path_tokens[:length])
+        return int(differing[0] if len(differing) else length) // self.block_size
+
+    def _remember(self, tokens: TokenIds, path: BlockIds) -> None:
+        """Keep `path`, indexed blocks that hold the first of `tokens` in order, for the next question."""
+        self._path_place[self._path] = NOT_ON_PATH
+        self._path = np.array(path, np.int32)
+        self._path_tokens = np.array(tokens[: len(path) * self.block_size], np.int32)
+        self._path_place[self._path] = np.arange(len(path))
 
     def _block_tokens(self, tokens: TokenIds, start: int, end: int) -> list[bytes]:
         size = self.block_size

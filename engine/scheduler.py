@@ -54,7 +54,7 @@ class Schedule:
 
     slots: Slots
     counts: Counts
-    preemptions: int
+    preemptions: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     recomputed_tokens: int = 0
@@ -62,6 +62,15 @@ class Schedule:
     inflight_hit_tokens: int = 0
     slack_tokens: int = 0
     admitted: list[Admitted] = field(default_factory=list)
+    filling: list[Blocks] = field(default_factory=list)  # blocks that the step completes
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What a launched step draws: a token at `positions` int64 [rows] of `slots` int64 [rows]."""
+
+    slots: Slots
+    positions: npt.NDArray[np.int64]
 
 
 class Scheduler:
@@ -71,6 +80,9 @@ class Scheduler:
     tokens, one when it decodes and a chunk of its prompt otherwise, under one token budget.
     Preemption takes the sequence admitted last, before anything of the step is scheduled; a sequence
     whose blocks others count on in this step therefore cannot be preempted in it.
+
+    Steps may be scheduled before the tokens of the ones before are read: they run in order on the device,
+    so what a launched step writes counts as written.
     """
 
     def __init__(
@@ -84,12 +96,17 @@ class Scheduler:
         self._prefix_cache = prefix_cache
         self._admission = Admission.for_pool(pool.total)
         self._block_size = index.block_size
-        self._filling: list[Blocks] = []  # blocks that the scheduled step fills
+
+    @property
+    def must_preempt(self) -> bool:
+        """Whether the next step needs more blocks than are available; all launched steps must be read before it."""
+        return len(self._short_of_a_block()) > self._pool.available
 
     def schedule(self) -> Schedule | None:
         """Plan the next step, taking and giving back blocks for it; None if nothing runs or can start."""
         preemptions = self._make_room()
-        step = Schedule(*self._continue_running(), preemptions=preemptions)
+        step = self._continue_running()
+        step.preemptions = preemptions
         self._account(step, step.slots, step.counts)
         if not preemptions:
             self._admit_waiting(step)
@@ -97,57 +114,70 @@ class Scheduler:
             return None
         self._put_decodes_first(step)
         running = self._table.running
-        step.slack_tokens = int(
-            np.sum(self._table.num_blocks[running] * self._block_size - self._table.num_tokens[running])
-        )
+        spare = self._table.num_blocks[running] * self._block_size - self._table.num_tokens[running]
+        step.slack_tokens = int(np.maximum(spare, 0).sum())  # the last token of a sequence never takes a slot
         return step
 
-    def settle(self, step: Schedule) -> None:
-        """Record that the step's tokens have their K/V."""
-        self._table.num_computed[step.slots] += step.counts
-        for blocks in self._filling:
+    def launched(self, step: Schedule) -> Drawing:
+        """Record that the step is on its way: its K/V count as written, its draws as known but unread."""
+        table, slots = self._table, step.slots
+        table.num_computed[slots] += step.counts
+        for blocks in step.filling:
             self._index.mark(blocks, BlockState.FILLING, BlockState.WRITTEN)
-        self._filling.clear()
+        drawing = slots[table.num_computed[slots] == table.num_tokens[slots]]
+        positions = table.num_tokens[drawing]
+        table.append_unread(drawing)
+        return Drawing(drawing, positions)
 
-    def abandon(self, step: Schedule) -> None:
-        """Put every running sequence back, as if none of the scheduled step had happened.
-
-        Latest first: what follows an unwritten block leaves the index before it.
-        """
-        for slot in self._table.running[::-1].tolist():
-            self._preempt(slot)
-        for admitted in step.admitted:  # its hits are counted when it is admitted again
-            admitted.sequence.cached_tokens = admitted.cached_tokens
+    def abandon(self, launched: list[tuple[Schedule, Drawing]], scheduled: Schedule | None = None) -> None:
+        """Put every running sequence back, as if neither `launched` steps (oldest first) nor the next had happened."""
+        table = self._table
+        for step, drawing in launched:
+            table.num_computed[step.slots] -= step.counts
+            table.num_tokens[drawing.slots[~table.ended[drawing.slots]]] -= 1
+        steps = [step for step, _ in launched] + ([] if scheduled is None else [scheduled])
+        for blocks in (blocks for step in steps for blocks in step.filling):
+            self._index.mark(blocks, BlockState.FILLING, BlockState.PENDING)
+            self._index.mark(blocks, BlockState.WRITTEN, BlockState.PENDING)
+        # Latest first: what follows an unwritten block leaves the index before it.
+        for slot in table.running[::-1].tolist():
+            if table.ended[slot]:
+                self.release(slot)
+            else:
+                self._preempt(slot)
+        for admitted in (admitted for step in reversed(steps) for admitted in step.admitted):
+            admitted.sequence.cached_tokens = admitted.cached_tokens  # its hits are counted when it starts again
             admitted.sequence.computed_before = admitted.computed_before
-        self._filling.clear()
+        table.take_block_changes()
 
-    def finish(self, slot: int) -> Sequence:
-        """Take a sequence out for good and give back its blocks."""
+    def release(self, slot: int) -> Sequence:
+        """Take a sequence out and give back its blocks; one that must run once more goes first in line."""
         held = self._table.held_blocks(slot)
         if len(self._table.sequence(slot).output):  # it was preempted: its generated blocks are indexed
             self._forget_generated(held[self._table.prompt_tokens[slot] // self._block_size :])
         self._pool.release(held)
-        return self._table.remove(slot)
-
-    def fail(self, slot: int) -> Sequence | None:
-        """Take out a sequence whose K/V cannot be trusted, and let nobody find its blocks again.
-
-        If it found a part of them, it may have caught what another sequence has: it goes first in line
-        to run once more alone, and None is returned.
-        """
-        held = self._table.held_blocks(slot)
-        self._pool.forget(held)
-        self._pool.release(held)
         sequence = self._table.remove(slot)
-        if not sequence.found_tokens:
-            return sequence
-        sequence.alone = True
-        self.waiting.appendleft(sequence)
-        return None
+        if sequence.retry:
+            sequence.retry, sequence.alone = False, True
+            self.waiting.appendleft(sequence)
+        return sequence
+
+    def fail(self, slot: int) -> bool:
+        """Let nobody find the blocks of a sequence whose K/V cannot be trusted; whether that is its end.
+
+        If it found a part of them, it may have caught what another sequence has: once released it runs again alone.
+        """
+        self._pool.forget(self._table.held_blocks(slot))
+        sequence = self._table.sequence(slot)
+        sequence.retry = sequence.found_tokens > 0
+        return not sequence.retry
 
     def cancel(self) -> list[Sequence]:
-        """Take out all sequences, running ones first; what they generated is not indexed any more."""
-        running = [self.finish(slot) for slot in self._table.running[::-1].tolist()][::-1]
+        """Take out all sequences, none of which is in a launched step; what they generated is not indexed any more.
+
+        Running sequences come first in the result.
+        """
+        running = [self.release(slot) for slot in self._table.running[::-1].tolist()][::-1]
         waiting = list(self.waiting)
         for sequence in waiting:
             if len(sequence.output):  # it was preempted
@@ -166,8 +196,8 @@ class Scheduler:
         return preemptions
 
     def _short_of_a_block(self) -> Slots:
-        running = self._table.running
-        return running[self._table.num_tokens[running] > self._table.num_blocks[running] * self._block_size]
+        growing = self._table.growing()
+        return growing[self._table.num_tokens[growing] > self._table.num_blocks[growing] * self._block_size]
 
     def _preempt(self, slot: int) -> None:
         """Take a running sequence's blocks; it goes first in line and computes again what is not cached by then."""
@@ -191,9 +221,9 @@ class Scheduler:
             if self._pool.references(block) == 1 and self._index.is_leaf(block):
                 self._index.remove(block)
 
-    def _continue_running(self) -> tuple[Slots, Counts]:
+    def _continue_running(self) -> Schedule:
         """One token for each decoding sequence, then prompt chunks in order of admission while tokens are left."""
-        running = self._table.running
+        running = self._table.growing()
         counts = self._table.num_tokens[running] - self._table.num_computed[running]
         budget = self._limits.max_batch_tokens - int(np.count_nonzero(counts == 1))
         for position in np.flatnonzero(counts > 1):
@@ -201,10 +231,11 @@ class Scheduler:
             budget -= int(counts[position])
         scheduled = counts > 0
         slots, counts = running[scheduled], counts[scheduled]
+        step = Schedule(slots, counts)
         in_prompt = self._table.num_computed[slots] < self._table.prompt_tokens[slots]
         for slot, count in zip(slots[in_prompt].tolist(), counts[in_prompt].tolist(), strict=True):
-            self._mark_filling(slot, count)
-        return slots, counts
+            self._mark_filling(step, slot, count)
+        return step
 
     def _admit_waiting(self, step: Schedule) -> None:
         budget = self._limits.max_batch_tokens - int(step.counts.sum())
@@ -216,7 +247,7 @@ class Scheduler:
                 break
             self.waiting.popleft()
             count = min(int(self._table.num_tokens[slot] - self._table.num_computed[slot]), budget)
-            self._mark_filling(slot, count)
+            self._mark_filling(step, slot, count)
             slots.append(slot)
             counts.append(count)
             budget -= count
@@ -263,12 +294,12 @@ class Scheduler:
         sequence.found_tokens = found
         sequence.computed_before = max(sequence.computed_before, found)
 
-    def _mark_filling(self, slot: int, count: int) -> None:
+    def _mark_filling(self, step: Schedule, slot: int, count: int) -> None:
         """Note the blocks that the next `count` tokens of a sequence complete."""
         start = int(self._table.num_computed[slot])
         blocks = self._table.blocks[slot, start // self._block_size : (start + count) // self._block_size]
         self._index.mark(blocks, BlockState.PENDING, BlockState.FILLING)
-        self._filling.append(blocks)
+        step.filling.append(blocks)
 
     def _account(self, step: Schedule, slots: Slots, counts: Counts) -> None:
         """Split the tokens of `slots` into prefill, of it recomputed, and decode."""

@@ -8,10 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.request import Request, Sampling, TokenIds
+from engine.sampler import row_key
 from engine.stop_strings import StopMatcher
 
 Slots = npt.NDArray[np.int64]
 NO_TOKEN = -1  # pads the table of stop ids; no vocabulary has it
+BlockChanges = npt.NDArray[np.int32]
+"""int32 [3, changes]: slot, place in its block table, block."""
+
+
+def unread(slots: Slots) -> npt.NDArray[np.int32]:
+    """What stands for the token that a slot drew last, while only the device knows it: always negative."""
+    return (-1 - slots).astype(np.int32)
 
 
 @dataclass(slots=True)
@@ -21,7 +29,8 @@ class Sequence:
     `output` holds the tokens generated before a preemption; while the sequence runs they are in the
     table. `computed_before` counts the leading tokens whose K/V this sequence computed or found at
     least once, so that computing them again is known as recomputation. `found_tokens` of them were in
-    the prefix cache when it was last admitted. A sequence that runs `alone` shares no blocks.
+    the prefix cache when it was last admitted. A sequence that runs `alone` shares no blocks; `retry`
+    asks for that once it has left its slot.
     """
 
     request: Request
@@ -30,6 +39,7 @@ class Sequence:
     cached_tokens: int | None = None  # found at the first admission
     found_tokens: int = 0
     alone: bool = False
+    retry: bool = False
     stop_matcher: StopMatcher | None = None
 
     @property
@@ -44,9 +54,11 @@ class SequenceTable:
     """State of up to `max_seqs` running sequences, indexed by slot.
 
     `tokens` int32 [max_seqs, width] and `blocks` int32 [max_seqs, width / block_size] grow with the
-    longest sequence so far. `num_computed` tokens of the `num_tokens` known ones have K/V. A sequence
-    ends by length at `token_limit` tokens, and by a token of its `stop_ids`: its own and, unless it
-    ignores them, the model's `end_token_ids`.
+    longest sequence so far. `num_computed` tokens of the `num_tokens` known ones have K/V, or get it in a
+    step that is launched. A token that is drawn but not read yet counts as known and is stored as
+    `unread(slot)`. A sequence ends by length at `token_limit` tokens, and by a token of its `stop_ids`:
+    its own and, unless it ignores them, the model's `end_token_ids`. One that has `ended` keeps its slot
+    and its blocks until the launched step that computes it is over.
     """
 
     def __init__(self, max_seqs: int, block_size: int, end_token_ids: tuple[int, ...] = ()) -> None:
@@ -68,11 +80,11 @@ class SequenceTable:
         self.top_p: npt.NDArray[np.float32] = np.ones(max_seqs, np.float32)
         self.top_k: npt.NDArray[np.int32] = np.zeros(max_seqs, np.int32)
         self.min_p: npt.NDArray[np.float32] = np.zeros(max_seqs, np.float32)
-        self.seed: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
-        self.draw_id: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
-        self.sample: npt.NDArray[np.int64] = np.zeros(max_seqs, np.int64)
+        self.row_key: npt.NDArray[np.uint64] = np.zeros(max_seqs, np.uint64)  # of the noise of its draws
+        self.ended: npt.NDArray[np.bool_] = np.zeros(max_seqs, np.bool_)
         self.running: Slots = np.empty(0, np.int64)  # in order of admission
         self._free_slots = list(range(max_seqs - 1, -1, -1))
+        self._block_changes: list[BlockChanges] = []
 
     def __len__(self) -> int:
         return len(self.running)
@@ -98,10 +110,12 @@ class SequenceTable:
         self.prompt_tokens[slot] = len(request.token_ids)
         self.computed_before[slot] = sequence.computed_before
         self.token_limit[slot] = token_limit
-        self.draw_id[slot] = request.row_id if request.draw_id is None else request.draw_id
-        self.sample[slot] = request.sample
+        self.row_key[slot] = row_key(
+            request.sampling.seed, request.row_id if request.draw_id is None else request.draw_id, request.sample
+        )
         self._set_sampling(slot, request.sampling)
         self.running = np.append(self.running, slot)
+        self._note_blocks(np.full(len(blocks), slot), np.arange(len(blocks)), blocks)
         return slot
 
     def remove(self, slot: int) -> Sequence:
@@ -110,6 +124,7 @@ class SequenceTable:
         sequence.output = self.output(slot)
         sequence.computed_before = max(sequence.computed_before, int(self.num_computed[slot]))
         self.sequences[slot] = None
+        self.ended[slot] = False
         self.running = self.running[self.running != slot]
         self._free_slots.append(slot)
         return sequence
@@ -125,12 +140,31 @@ class SequenceTable:
     def append_block(self, slots: Slots, blocks: npt.NDArray[np.int32]) -> None:
         """Append one block to each of `slots`."""
         self.blocks[slots, self.num_blocks[slots]] = blocks
+        self._note_blocks(slots, self.num_blocks[slots], blocks)
         self.num_blocks[slots] += 1
 
-    def append_token(self, slots: Slots, token_ids: npt.NDArray[np.int32]) -> None:
-        """Append one sampled token to each of `slots`."""
-        self.tokens[slots, self.num_tokens[slots]] = token_ids
+    def take_block_changes(self) -> BlockChanges:
+        """What was written into the block tables since the last call; no place twice."""
+        changes, self._block_changes = self._block_changes, []
+        return np.concatenate(changes, axis=1) if changes else np.empty((3, 0), np.int32)
+
+    def growing(self) -> Slots:
+        """Running sequences that get another token, in order of admission."""
+        return self.running[
+            ~self.ended[self.running] & (self.num_tokens[self.running] < self.token_limit[self.running])
+        ]
+
+    def append_unread(self, slots: Slots) -> None:
+        """Append a token that is drawn in the step being launched to each of `slots`."""
+        self.tokens[slots, self.num_tokens[slots]] = unread(slots)
         self.num_tokens[slots] += 1
+
+    def read(self, slots: Slots, positions: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int32]) -> None:
+        """Put the drawn tokens into the places that were left for them."""
+        self.tokens[slots, positions] = token_ids
+
+    def _note_blocks(self, slots: Slots, places: npt.NDArray[np.int64], blocks: npt.NDArray[np.int32]) -> None:
+        self._block_changes.append(np.stack((slots, places, blocks)).astype(np.int32))
 
     def _widen(self, num_tokens: int) -> None:
         """Make room for a sequence of `num_tokens`, at least doubling so that it stays rare."""
@@ -146,7 +180,6 @@ class SequenceTable:
         self.top_p[slot] = sampling.top_p
         self.top_k[slot] = sampling.top_k
         self.min_p[slot] = sampling.min_p
-        self.seed[slot] = sampling.seed
         self.min_total[slot] = self.prompt_tokens[slot] + sampling.min_tokens
         self.has_stop_strings[slot] = bool(sampling.stop)
         self._set_stop_ids(slot, sampling.stop_token_ids + (() if sampling.ignore_eos else self.end_token_ids))

@@ -34,7 +34,11 @@ class EngineSettingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How to run a model. "auto" and None leave the choice to `resolve`; `kv_memory` is bytes."""
+    """How to run a model. "auto" and None leave the choice to `resolve`; `kv_memory` is bytes.
+
+    `cuda_graphs` and `async_steps` are on by default on a GPU. On a CPU there are no graphs, and a step that
+    does not wait would only add work.
+    """
 
     device: str = "auto"
     dtype: str = "auto"
@@ -45,6 +49,8 @@ class EngineSettings:
     max_batch_tokens: int | None = None
     max_model_len: int | None = None
     prefix_cache: bool = True
+    cuda_graphs: bool | None = None
+    async_steps: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,8 @@ class Resolved:
     device: torch.device
     dtype: torch.dtype
     limits: Limits
+    cuda_graphs: bool
+    async_steps: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,16 @@ def resolve(settings: EngineSettings, config: ModelConfig) -> Resolved:
         raise EngineSettingError(
             "engine.max_model_len", max_model_len, f"at most {config.max_position}, the model's own limit"
         )
-    return Resolved(device, _dtype(settings.dtype, device, config), Limits(max_seqs, max_batch_tokens, max_model_len))
+    on_gpu = device.type == "cuda"
+    if settings.cuda_graphs and not on_gpu:
+        raise EngineSettingError("engine.cuda_graphs", True, "auto or false without a CUDA device")
+    return Resolved(
+        device,
+        _dtype(settings.dtype, device, config),
+        Limits(max_seqs, max_batch_tokens, max_model_len),
+        cuda_graphs=on_gpu if settings.cuda_graphs is None else settings.cuda_graphs,
+        async_steps=on_gpu if settings.async_steps is None else settings.async_steps,
+    )
 
 
 def start(
@@ -113,7 +130,8 @@ def start(
     """
     model = load_decoder(folder, config, dtype=resolved.dtype, device=resolved.device, dummy=settings.dummy_weights)
     shape = KVCacheShape(config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, resolved.dtype)
-    plan = plan_memory(model, shape, resolved.limits, sampling, kv_memory=settings.kv_memory)
+    graphs = resolved.cuda_graphs
+    plan = plan_memory(model, shape, resolved.limits, sampling, kv_memory=settings.kv_memory, graphs=graphs)
     pool_tokens = plan.num_blocks * settings.block_size
     if settings.max_model_len is not None and settings.max_model_len > pool_tokens:
         raise EngineSettingError(
@@ -123,12 +141,15 @@ def start(
             "or raise engine.kv_memory",
         )
     cache = KVCache(shape, plan.num_blocks, resolved.device)
+    runner = ModelRunner(model, cache, resolved.limits, vocab_limit=vocab_limit, graphs=graphs)
+    runner.capture()
     engine = Engine(
-        ModelRunner(model, cache, vocab_limit=vocab_limit),
+        runner,
         resolved.limits,
         num_blocks=plan.num_blocks,
         block_size=settings.block_size,
         prefix_cache=settings.prefix_cache,
+        async_steps=resolved.async_steps,
         end_token_ids=end_token_ids,
         decode=decode,
     )

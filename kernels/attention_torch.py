@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -20,8 +19,6 @@ _GATHER_BYTES = 8 << 20
 """Keys and values gathered for one slice: little enough to stay in a CPU's last-level cache."""
 _PIECE_QUERIES = 128
 """Most queries of a piece: bounds the mask, and spares most of the keys that come after the queries."""
-_PLANS_KEPT = 4
-"""Plans remembered: a step needs one for each sliding window of the model."""
 _NEVER_SEEN = torch.iinfo(torch.int32).max
 """Position of a gathered slot that holds no key of the piece."""
 
@@ -30,7 +27,7 @@ _NEVER_SEEN = torch.iinfo(torch.int32).max
 class _Pieces:
     """Runs of query tokens, each within one sequence; int64 [pieces] each."""
 
-    sequence: Tensor
+    table_row: Tensor
     first_token: Tensor
     queries: Tensor
     position: Tensor
@@ -79,7 +76,10 @@ def paged_attention_torch(
 ) -> Tensor:
     """As `kernels.attention.paged_attention`, for CPU tensors. `batch` must not be written to after its first use."""
     output = torch.empty(query.shape, dtype=query.dtype)
-    plan = _plan(batch, sliding_window, key_cache.shape[1:], key_cache.dtype)
+    key = ("torch", sliding_window, key_cache.shape[1:], key_cache.dtype)
+    if key not in batch.plans:
+        batch.plans[key] = _plan(batch, sliding_window, key_cache.shape[1:], key_cache.dtype)
+    plan: _Plan = batch.plans[key]
     for part in plan.slices:
         keys = _gather(key_cache, part, plan.scratch[0])
         values = _gather(value_cache, part, plan.scratch[1])
@@ -120,14 +120,12 @@ def _attend(
     output.index_copy_(0, part.tokens[part.kept], mixed.index_select(0, part.kept))
 
 
-@lru_cache(maxsize=_PLANS_KEPT)
 def _plan(batch: AttentionBatch, sliding_window: int | None, block_shape: torch.Size, dtype: torch.dtype) -> _Plan:
-    """Remembered by the identity of `batch`, so that the layers of a step share the work."""
     block_size = block_shape[0]
     capacity = _GATHER_BYTES // (2 * block_shape.numel() * dtype.itemsize)
     pieces = _cut(batch, sliding_window, block_size)
     slices = tuple(_pad(pieces.take(members), batch.block_tables, block_size) for members in _group(pieces, capacity))
-    shape = (max(part.blocks.shape[0] for part in slices), *block_shape)
+    shape = (max((part.blocks.shape[0] for part in slices), default=0), *block_shape)
     return _Plan(slices, (torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)))
 
 
@@ -143,7 +141,7 @@ def _cut(batch: AttentionBatch, sliding_window: int | None, block_size: int) -> 
     first_seen = (position - (sliding_window or batch.max_context_len) + 1).clamp(min=0)
     first_block = first_seen // block_size
     return _Pieces(
-        sequence=sequence,
+        table_row=batch.table_rows[sequence].long(),
         first_token=first_token,
         queries=queries,
         position=position,
@@ -186,7 +184,7 @@ def _pad(pieces: _Pieces, block_tables: Tensor, block_size: int) -> _Slice:
         kept=(query <= last_query).flatten().nonzero().squeeze(1),
         query_position=(pieces.position[:, None] + query_offset).int(),
         key_position=key_position.masked_fill(hidden, _NEVER_SEEN).int(),
-        blocks=block_tables[pieces.sequence[:, None], table_column].flatten(),
+        blocks=block_tables[pieces.table_row[:, None], table_column].flatten(),
         hidden_slots=hidden.flatten().nonzero().squeeze(1),
     )
 

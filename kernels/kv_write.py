@@ -1,26 +1,71 @@
-"""Writing the keys and values of a step's tokens into their cache slots."""
+"""What lies between a layer's query, key and value product and its attention."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
+from kernels.norm import rms_norm_torch
+from kernels.rope import rotate_torch
 
-def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Store row `t` of `key` and `value` in slot `slot_mapping[t]` of the caches.
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Norms over each query head and each key head."""
+
+    query: Tensor
+    """[head_dim]: weight."""
+    key: Tensor
+    """[head_dim]: weight."""
+    eps: float
+
+
+def rotate_and_write_kv(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    norms: HeadNorms | None = None,
+) -> Tensor:
+    """Norm and rotate queries in place; norm and rotate keys, and write them and the values into their slots.
+
+    Keys and values of row `t` go into slot `slot_mapping[t]` of the caches; those in `qkv` stay as they are.
+    The norms are rounded as in transformers' models.
 
     Args:
-        key: [tokens, kv_heads, head_dim], in the dtype of the caches. The stride over tokens is free.
-        value: as `key`.
+        qkv: [tokens, (heads + 2 * kv_heads) * head_dim], in the dtype of the caches: of each token the queries,
+            the keys, the values. The stride over tokens is free.
+        cos: [tokens, head_dim / 2] in the dtype of `qkv`, as `kernels.rope.rotary_cos_sin` makes it.
+        sin: as `cos`.
         key_cache: [num_blocks, block_size, kv_heads, head_dim], changed in place.
         value_cache: as `key_cache`.
         slot_mapping: int64 [tokens], block * block_size + offset, none twice. A negative slot writes nowhere.
-    """
-    if key.is_cuda:
-        from kernels.kv_write_triton import write_kv_triton  # Triton is not there without a GPU platform.
+        norms: applied to query and key heads before they are rotated.
 
-        write_kv_triton(key, value, key_cache, value_cache, slot_mapping)
-    else:
-        _write_kv_torch(key, value, key_cache, value_cache, slot_mapping)
+    Returns:
+        The queries [tokens, heads, head_dim], a view of `qkv`.
+
+    Raises:
+        ValueError: on a GPU, a tensor with another layout than its kernel reads.
+    """
+    kv_heads, head_dim = key_cache.shape[2:]
+    kv_size = kv_heads * head_dim
+    sizes = [qkv.shape[1] - 2 * kv_size, kv_size, kv_size]
+    query, key, value = (part.unflatten(1, (-1, head_dim)) for part in qkv.split(sizes, dim=1))
+    if qkv.is_cuda:
+        from kernels.kv_write_triton import rotate_and_write_kv_triton  # Triton is not there without a GPU platform.
+
+        rotate_and_write_kv_triton(qkv, cos, sin, key_cache, value_cache, slot_mapping, norms)
+        return query
+    rotated = query
+    if norms is not None:
+        rotated, key = rms_norm_torch(query, norms.query, norms.eps), rms_norm_torch(key, norms.key, norms.eps)
+    query.copy_(rotate_torch(rotated, cos, sin))
+    _write_kv_torch(rotate_torch(key, cos, sin), value, key_cache, value_cache, slot_mapping)
+    return query
 
 
 def _write_kv_torch(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -17,14 +17,17 @@ def reference_attention(
     scale: float,
     sliding_window: int | None = None,
 ) -> Tensor:
-    """As `kernels.attention.paged_attention`, but computed and returned in float32."""
-    output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+    """As `kernels.attention.paged_attention`, but computed and returned in float32. Padding tokens get zeros."""
+    output = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
     group = query.shape[1] // key_cache.shape[2]
     starts = batch.query_start.tolist()
+    rows = batch.table_rows.tolist()
     for sequence, context_len in enumerate(batch.context_lens.tolist()):
         begin, end = starts[sequence], starts[sequence + 1]
-        keys = _sequence_rows(key_cache, batch.block_tables[sequence], context_len)
-        values = _sequence_rows(value_cache, batch.block_tables[sequence], context_len)
+        if begin == end:
+            continue
+        keys = _sequence_rows(key_cache, batch.block_tables[rows[sequence]], context_len)
+        values = _sequence_rows(value_cache, batch.block_tables[rows[sequence]], context_len)
         query_position = torch.arange(context_len - (end - begin), context_len, device=query.device)[:, None]
         key_position = torch.arange(context_len, device=query.device)
         visible = key_position <= query_position

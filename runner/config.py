@@ -85,11 +85,17 @@ class EngineSection:
     max_batch_tokens: int | None = None
     max_model_len: int | None = None
     prefix_cache: bool = True
+    cuda_graphs: str = choice("auto", "true", "false")
 
     @property
     def kv_memory_bytes(self) -> int | None:
         """The pool size in bytes, None where the engine chooses it."""
         return None if self.kv_memory == "auto" else parse_size(self.kv_memory)
+
+    @property
+    def cuda_graphs_wanted(self) -> bool | None:
+        """Whether small steps run from CUDA graphs, None where the engine chooses."""
+        return None if self.cuda_graphs == "auto" else self.cuda_graphs == "true"
 
 
 @dataclass(frozen=True)

@@ -209,6 +209,7 @@ def _engine_settings(config: RunConfig) -> EngineSettings:
         max_batch_tokens=config.engine.max_batch_tokens,
         max_model_len=config.engine.max_model_len,
         prefix_cache=config.engine.prefix_cache,
+        cuda_graphs=config.engine.cuda_graphs_wanted,
     )
 
 

@@ -41,7 +41,7 @@ def validate(composed: DictConfig | Mapping[str, Any]) -> RunConfig:
 
 
 def _plain(composed: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """Plain containers, with interpolations resolved and a single `sampling.stop` made a list."""
+    """Plain containers: interpolations resolved, a single `sampling.stop` a list, `engine.cuda_graphs` text."""
     try:
         plain: Any = OmegaConf.to_container(OmegaConf.create(dict(composed)), resolve=True)
     except OmegaConfBaseException as error:
@@ -50,6 +50,9 @@ def _plain(composed: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     sampling = plain.get("sampling")
     if isinstance(sampling, dict) and isinstance(sampling.get("stop"), str):
         sampling["stop"] = [sampling["stop"]]
+    engine = plain.get("engine")
+    if isinstance(engine, dict) and isinstance(engine.get("cuda_graphs"), bool):
+        engine["cuda_graphs"] = str(engine["cuda_graphs"]).lower()
     return plain
 
 

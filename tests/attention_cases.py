@@ -23,7 +23,7 @@ POISON = (float("nan"), float("inf"))
 
 @dataclass(frozen=True)
 class Case:
-    """Query and context length of each sequence, those with one query token first, and the model's shape."""
+    """Query and context length of each sequence, the model's shape, and the padding: so many sequences and tokens."""
 
     lengths: tuple[tuple[int, int], ...]
     head_dim: int = 64
@@ -32,6 +32,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     window: int | None = None
     kv_heads: int = 2
+    padding: int = 0
 
     @property
     def query_lens(self) -> list[int]:
@@ -53,8 +54,14 @@ class Inputs:
     scale: float
     window: int | None
 
+    @property
+    def tables(self) -> Tensor:
+        """int32 [sequences, max_blocks]: the block table of each sequence."""
+        return self.batch.block_tables[self.batch.table_rows]
+
     def run(self, attention: Callable[..., Tensor]) -> Tensor:
-        return attention(
+        """Outputs of the tokens that are not padding."""
+        output = attention(
             self.query,
             self.key_cache,
             self.value_cache,
@@ -62,6 +69,7 @@ class Inputs:
             scale=self.scale,
             sliding_window=self.window,
         )
+        return output[: int(self.batch.query_start[-1])]
 
 
 def make_inputs(
@@ -69,7 +77,8 @@ def make_inputs(
 ) -> Inputs:
     """The same tensors for the same case, whatever fills the slots and table entries that are not used.
 
-    Block 0 belongs to no sequence. The query is a slice of a wider tensor, as it is of a fused projection.
+    Block 0 and one row of the block tables belong to no sequence, and the rows do not come in the order of the
+    sequences. The query is a slice of a wider tensor, as it is of a fused projection; its padding is NaN.
     """
     generator = torch.Generator(device).manual_seed(0)
 
@@ -78,37 +87,47 @@ def make_inputs(
 
     used = [-(-context // case.block_size) for context in case.context_lens]
     num_blocks = 1 + sum(used)
-    ids = 1 + torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(0))
-    tables = torch.full((len(used), max(used) + 1), unused_id, dtype=torch.int32)
-    for row, mine in enumerate(ids.split(used)):
+    host_generator = torch.Generator().manual_seed(0)
+    ids = 1 + torch.randperm(num_blocks - 1, generator=host_generator)
+    *rows, unused_row = torch.randperm(len(used) + 1, generator=host_generator).tolist()
+    tables = torch.full((len(used) + 1, max(used) + 1), unused_id, dtype=torch.int32)
+    for row, mine in zip(rows, ids.split(used), strict=True):
         tables[row, : len(mine)] = mine
     tables = tables.to(device)
 
     shape = (num_blocks, case.block_size, case.kv_heads, case.head_dim)
     caches = [torch.full(shape, fill, dtype=case.dtype, device=device) for fill in poison]
-    for row, context in enumerate(case.context_lens):
+    for row, context in zip(rows, case.context_lens, strict=True):
         position = torch.arange(context, device=device)
         block, offset = tables[row, position // case.block_size].long(), position % case.block_size
         for cache in caches:
             cache[block, offset] = normal(context, case.kv_heads, case.head_dim)
 
     heads = case.group * case.kv_heads
-    fused = normal(sum(case.query_lens), heads + 2 * case.kv_heads, case.head_dim)
+    fused = normal(sum(case.query_lens) + case.padding, heads + 2 * case.kv_heads, case.head_dim)
+    fused[sum(case.query_lens) :] = float("nan")
+    padding = [0] * case.padding
     return Inputs(
         query=fused[:, :heads],
         key_cache=caches[0],
         value_cache=caches[1],
-        batch=make_batch(tables, case.query_lens, case.context_lens),
+        batch=make_batch(
+            tables, case.query_lens + padding, case.context_lens + padding, rows + [unused_row] * case.padding
+        ),
         scale=case.head_dim**-0.5,
         window=case.window,
     )
 
 
-def make_batch(block_tables: Tensor, query_lens: list[int], context_lens: list[int]) -> AttentionBatch:
-    """Counts every sequence with one query token as a decode."""
+def make_batch(
+    block_tables: Tensor, query_lens: list[int], context_lens: list[int], table_rows: list[int] | None = None
+) -> AttentionBatch:
+    """With exact bounds; without `table_rows`, sequence `s` has row `s` of the tables."""
     device = block_tables.device
+    rows = range(len(query_lens)) if table_rows is None else table_rows
     return AttentionBatch(
         block_tables=block_tables,
+        table_rows=torch.tensor([*rows], dtype=torch.int32, device=device),
         query_start=torch.tensor([0, *query_lens], device=device).cumsum(0).int(),
         context_lens=torch.tensor(context_lens, dtype=torch.int32, device=device),
         num_decodes=query_lens.count(1),

@@ -12,31 +12,38 @@ from engine.engine import Engine
 from engine.executor import Drawn
 from engine.prefix_index import ROOT, BlockState
 from engine.request import Request, Sampling
+from engine.sampler import row_key
 from engine.scheduler import Limits
 
 VOCAB = 50
 END = 0
 UNWRITTEN = -7
+MAX_SLOTS = 64
 
 
 class FailedStepError(RuntimeError):
     """What the fake executor raises when told to."""
 
 
-def next_token(context: Sequence[int], draw_id: int, seed: int, vocab: int = VOCAB) -> int:
-    """The fake model's token after `context`; the end token once in twelve."""
-    value = zlib.crc32(np.array([*context, draw_id, seed], np.int64).tobytes())
+def next_token(context: Sequence[int], row: int, vocab: int = VOCAB) -> int:
+    """The fake model's token after `context` for a row key; the end token once in twelve."""
+    value = zlib.crc32(np.array(context, np.int64).tobytes(), row % 2**32)
     return END if value % 12 == 0 else 1 + value // 12 % (vocab - 1)
+
+
+def key_of(request: Request) -> int:
+    """The row key that the noise of a request's draws comes from."""
+    draw_id = request.row_id if request.draw_id is None else request.draw_id
+    return int(row_key(request.sampling.seed, draw_id, request.sample))
 
 
 def expected_output(request: Request, max_model_len: int, end: int = END, vocab: int = VOCAB) -> list[int]:
     """The output of a request that runs alone on a perfect engine."""
     context = request.token_ids.tolist()
-    draw_id = request.row_id if request.draw_id is None else request.draw_id
     limit = min(len(context) + request.sampling.max_tokens, max_model_len)
     output: list[int] = []
     while len(context) < limit and (not output or output[-1] != end):
-        token = next_token(context, draw_id, request.sampling.seed, vocab)
+        token = next_token(context, key_of(request), vocab)
         if token == end and len(output) < request.sampling.min_tokens:
             token = end + 1
         output.append(token)
@@ -44,10 +51,34 @@ def expected_output(request: Request, max_model_len: int, end: int = END, vocab:
     return output
 
 
+class FakeStep:
+    """A launched step. It is computed when it is launched, as on a device, and read later."""
+
+    def __init__(self, drawn: Drawn, failure: FailedStepError | None, launched: list[FakeStep]) -> None:
+        self._drawn, self._failure, self._launched = drawn, failure, launched
+        self.read = False
+
+    def wait(self) -> Drawn:
+        assert not self.read, "a step is read twice"
+        self.read = True
+        if self._failure is not None:
+            give_up(self._launched)
+            raise self._failure
+        return self._drawn
+
+
+def give_up(steps: list[FakeStep]) -> None:
+    """Once a step fails, the engine reads none of those that it has launched."""
+    for step in steps:
+        step.read = True
+
+
 class FakeExecutor:
     """Writes the batch's tokens into paged storage, then reads every sampled context back through its table.
 
-    `fail_steps` raises in those steps, after writing; `poison` lists rows whose logits are not finite.
+    It keeps block tables and last tokens as a device does. `fail_steps` raise: the even ones when they are
+    launched, after writing, the odd ones when they are read. `poison` lists the row keys whose logits are not
+    finite. At most `depth` launched steps may be unread when another is launched.
     """
 
     def __init__(
@@ -57,41 +88,61 @@ class FakeExecutor:
         fail_steps: frozenset[int] = frozenset(),
         poison: frozenset[int] = frozenset(),
         vocab: int = VOCAB,
+        depth: int = 0,
     ) -> None:
         self._vocab = vocab
         self.storage = np.full(num_blocks * block_size, UNWRITTEN, np.int64)
         self.block_size = block_size
         self.batches: list[Batch] = []
+        self._tables = np.full((MAX_SLOTS, num_blocks + 1), UNWRITTEN, np.int64)
+        self._last_tokens = np.full(MAX_SLOTS, UNWRITTEN, np.int64)
         self._fail_steps = fail_steps
         self._poison = poison
+        self._depth = depth
+        self._steps: list[FakeStep] = []
 
-    def execute(self, batch: Batch) -> Drawn:
-        assert len(np.unique(batch.slot_mapping)) == len(batch.slot_mapping), "two tokens of a step share a slot"
+    def launch(self, batch: Batch) -> FakeStep:
+        unread = [step for step in self._steps if not step.read]
+        assert len(unread) <= self._depth, "too many steps are launched and not read"
+        number = len(self.batches)
         self.batches.append(batch)
-        self.storage[batch.slot_mapping] = batch.token_ids
-        if len(self.batches) - 1 in self._fail_steps:
+        self._change_tables(batch)
+        tokens = np.where(batch.token_ids < 0, self._last_tokens[-1 - batch.token_ids], batch.token_ids)
+        assert np.all(tokens >= 0)
+        assert len(np.unique(batch.slot_mapping)) == len(batch.slot_mapping), "two tokens of a step share a slot"
+        self.storage[batch.slot_mapping] = tokens
+        if number in self._fail_steps and number % 2 == 0:
             self.storage[batch.slot_mapping] = UNWRITTEN
-            raise FailedStepError(len(self.batches) - 1)
+            give_up(self._steps)
+            raise FailedStepError(number)
         counts = np.diff(batch.query_start)
         assert np.all(counts[: batch.num_decodes] == 1)
         assert np.all(counts[batch.num_decodes :] > 1)
         sequences = np.searchsorted(batch.query_start[1:] - 1, batch.sampled_tokens)
-        tokens = [self._draw(batch, row, int(sequence)) for row, sequence in enumerate(sequences)]
-        failed = np.isin(batch.sampling.draw_id, list(self._poison))
-        return Drawn(np.array(tokens, np.int32), failed)
+        assert np.array_equal(batch.slots[sequences], batch.sampled_slots)
+        drawn = np.array([self._draw(batch, row, int(at)) for row, at in enumerate(sequences)], np.int32)
+        self._last_tokens[batch.sampled_slots] = drawn
+        failed = np.isin(batch.sampling.row_key, np.array(list(self._poison), np.uint64))
+        failure = FailedStepError(number) if number in self._fail_steps else None
+        self._steps.append(FakeStep(Drawn(drawn, failed), failure, self._steps))
+        return self._steps[-1]
 
     def memory(self) -> tuple[int, int]:
         return 0, 0
 
+    def _change_tables(self, batch: Batch) -> None:
+        slots, places, blocks = batch.block_changes
+        assert len(set(zip(slots.tolist(), places.tolist(), strict=True))) == len(slots), "a place changes twice"
+        self._tables[slots, places] = blocks
+
     def _draw(self, batch: Batch, row: int, sequence: int) -> int:
         length = int(batch.context_lens[sequence])
         positions = np.arange(length)
-        table = batch.block_tables[sequence].astype(np.int64)
+        table = self._tables[batch.slots[sequence]]
         slots = table[positions // self.block_size] * self.block_size + positions % self.block_size
         sampling = batch.sampling
         assert sampling.position[row] == length
-        context = self.storage[slots].tolist()
-        token = next_token(context, int(sampling.draw_id[row]), int(sampling.seed[row]), self._vocab)
+        token = next_token(self.storage[slots].tolist(), int(sampling.row_key[row]), self._vocab)
         if [row, token] in batch.sampling.suppressed.tolist():
             token += 1
         return token
@@ -108,15 +159,17 @@ def make_engine(
     fail_steps: frozenset[int] = frozenset(),
     poison: frozenset[int] = frozenset(),
     vocab: int = VOCAB,
+    async_steps: bool = False,
 ) -> tuple[Engine, FakeExecutor]:
     """An engine over a fake executor."""
-    executor = FakeExecutor(num_blocks, block_size, fail_steps, poison, vocab)
+    executor = FakeExecutor(num_blocks, block_size, fail_steps, poison, vocab, depth=int(async_steps))
     engine = Engine(
         executor,
         Limits(max_seqs, max_batch_tokens, max_model_len),
         num_blocks=num_blocks,
         block_size=block_size,
         prefix_cache=prefix_cache,
+        async_steps=async_steps,
         end_token_ids=(END,),
     )
     return engine, executor

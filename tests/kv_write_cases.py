@@ -1,30 +1,119 @@
-"""Rows, slots and caches shared by the CPU and the GPU tests of the K/V write."""
+"""Problems shared by the CPU and the GPU tests of the rotation and K/V write."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kernels.kv_write import HeadNorms
+from kernels.rope import rotary_cos_sin
+
 BLOCK_SIZE = 16
 NUM_BLOCKS = 8
+UNWRITTEN = 7.0
+EPS = 1e-6
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+"""Largest relative error (Frobenius norm) against float32: for half types, up to five roundings."""
 
 
-def make_rows(
-    tokens: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu"
-) -> tuple[Tensor, Tensor]:
-    """Keys and values [tokens, kv_heads, head_dim], slices of a wider tensor as they are of a fused projection."""
+@dataclass(frozen=True)
+class Case:
+    """Sizes of a problem."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype = torch.float32
+    normed: bool = False
+    tokens: int = 9
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arguments of `rotate_and_write_kv`."""
+
+    qkv: Tensor
+    cos: Tensor
+    sin: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    slot_mapping: Tensor
+    norms: HeadNorms | None
+
+    def run(self, write: Callable[..., Tensor | None]) -> None:
+        write(self.qkv, self.cos, self.sin, self.key_cache, self.value_cache, self.slot_mapping, self.norms)
+
+    def heads(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Copies of the query, key and value heads [tokens, heads, head_dim]."""
+        kv_heads, head_dim = self.key_cache.shape[2:]
+        return self.qkv.clone().unflatten(1, (-1, head_dim)).tensor_split((-2 * kv_heads, -kv_heads), dim=1)
+
+
+def make_inputs(case: Case, device: str = "cpu") -> Inputs:
+    """Random rows of a wider tensor, positions near and far, and different slots in no order.
+
+    The caches hold a value that no row holds.
+    """
     generator = torch.Generator(device).manual_seed(0)
-    fused = torch.randn(tokens, 6 * kv_heads, head_dim, generator=generator, device=device).to(dtype)
-    return fused[:, 4 * kv_heads : 5 * kv_heads], fused[:, 5 * kv_heads :]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(case.dtype)
+
+    width = (case.heads + 2 * case.kv_heads) * case.head_dim
+    positions = torch.randint(100_000, (case.tokens,), generator=generator, device=device)
+    frequencies = 10_000.0 ** -torch.linspace(0, 1, case.head_dim // 2, device=device)
+    cos, sin = rotary_cos_sin(positions, frequencies, 1.0, case.dtype)
+    cache = (NUM_BLOCKS, BLOCK_SIZE, case.kv_heads, case.head_dim)
+    return Inputs(
+        qkv=normal(case.tokens, width + 32)[:, :width],
+        cos=cos,
+        sin=sin,
+        key_cache=torch.full(cache, UNWRITTEN, dtype=case.dtype, device=device),
+        value_cache=torch.full(cache, UNWRITTEN, dtype=case.dtype, device=device),
+        slot_mapping=torch.randperm(NUM_BLOCKS * BLOCK_SIZE, generator=generator, device=device)[: case.tokens],
+        norms=HeadNorms(normal(case.head_dim), normal(case.head_dim), EPS) if case.normed else None,
+    )
 
 
-def make_slots(tokens: int, device: str = "cpu") -> Tensor:
-    """Different slots in no order."""
-    slots = torch.randperm(NUM_BLOCKS * BLOCK_SIZE, generator=torch.Generator().manual_seed(0))
-    return slots[:tokens].to(device)
+def reference_heads(heads: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor) -> Tensor:
+    """Normed and rotated heads [tokens, heads, head_dim] in float32."""
+    heads = heads.float()
+    if weight is not None:
+        heads = heads * (heads.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight.float()
+    first, second = heads.chunk(2, dim=-1)
+    cos, sin = cos[:, None].float(), sin[:, None].float()
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def make_caches(kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Key and value cache of NUM_BLOCKS blocks, filled with a value that no row holds."""
-    cache = torch.full((NUM_BLOCKS, BLOCK_SIZE, kv_heads, head_dim), 7.0, dtype=dtype, device=device)
-    return cache, cache.clone()
+def check(case: Case, write: Callable[..., Tensor | None], device: str = "cpu") -> None:
+    """Assert that queries, keys and values come out right and that nothing else is written."""
+    inputs = make_inputs(case, device)
+    inputs.slot_mapping[::7] = -1  # trap 22
+    query, key, value = inputs.heads()
+    query_weight = inputs.norms.query if inputs.norms else None
+    key_weight = inputs.norms.key if inputs.norms else None
+    expected_query = reference_heads(query, query_weight, inputs.cos, inputs.sin)
+    expected_key = reference_heads(key, key_weight, inputs.cos, inputs.sin)
+    inputs.run(write)
+
+    rotated, key_after, value_after = inputs.heads()
+    assert relative_error(rotated, expected_query) < TOLERANCE[case.dtype]
+    assert torch.equal(key_after, key)
+    assert torch.equal(value_after, value)
+
+    written = inputs.slot_mapping >= 0
+    slots = inputs.slot_mapping[written]
+    others = torch.ones(NUM_BLOCKS * BLOCK_SIZE, dtype=torch.bool, device=device)
+    others[slots] = False
+    keys, values = inputs.key_cache.flatten(0, 1), inputs.value_cache.flatten(0, 1)
+    assert relative_error(keys[slots], expected_key[written]) < TOLERANCE[case.dtype]
+    assert torch.equal(values[slots], value[written])
+    assert bool((keys[others] == UNWRITTEN).all())
+    assert bool((values[others] == UNWRITTEN).all())
+
+
+def relative_error(computed: Tensor, expected: Tensor) -> float:
+    return float((computed.float() - expected).norm() / expected.norm())

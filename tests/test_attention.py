@@ -100,7 +100,7 @@ def test_a_later_chunk_attends_to_what_earlier_chunks_wrote(attention: Attention
     expected = whole.run(attention)
     key_cache = torch.full_like(whole.key_cache, float("nan"))
     value_cache = torch.full_like(whole.value_cache, float("nan"))
-    table = whole.batch.block_tables
+    table = whole.tables
     for start, end in [(0, 16), (16, 47), (47, 48), (48, 90)]:
         position = torch.arange(start, end)
         block, offset = table[0, position // 16].long(), position % 16
@@ -124,7 +124,7 @@ def test_a_sliding_window_sees_the_keys_that_transformers_sees(attention: Attent
     # Equal scores and values that are one-hot in the position: the output shows which keys were seen.
     inputs.query.zero_()
     position = torch.arange(length)
-    for table in inputs.batch.block_tables.long():
+    for table in inputs.tables.long():
         inputs.value_cache[table[position // 16], position % 16, 0] = torch.eye(length, 128)
     visible = inputs.run(attention)[:, 0, :length] > 0
     sees = sliding_window_causal_mask_function(window)
@@ -133,10 +133,26 @@ def test_a_sliding_window_sees_the_keys_that_transformers_sees(attention: Attent
     assert torch.equal(visible[0], expected[-1])
 
 
-def test_one_query_token_need_not_count_as_a_decode(attention: Attention) -> None:
-    inputs = make_inputs(Case(((1, 33), (1, 5), (4, 9))))
-    chunks = replace(inputs, batch=replace(inputs.batch, num_decodes=1))
-    assert relative_error(chunks.run(attention), inputs.run(reference_attention)) < TOLERANCE[torch.float32]
+# trap 22
+@pytest.mark.parametrize("lengths", [MIXED.lengths, ((1, 33), (1, 5)), ((7, 30),)])
+def test_padding_sequences_and_tokens_change_no_output(
+    attention: Attention, lengths: tuple[tuple[int, int], ...]
+) -> None:
+    plain = make_inputs(Case(lengths)).run(attention)
+    padded = make_inputs(Case(lengths, padding=3))
+    assert relative_error(padded.run(attention), plain) < 1e-6
+
+
+def test_decodes_and_chunks_may_come_in_any_order(attention: Attention) -> None:
+    case = Case(((7, 30), (1, 33), (21, 21), (1, 5)))
+    assert case_error(case, attention) < TOLERANCE[case.dtype]
+
+
+def test_counts_are_bounds_that_the_lengths_need_not_reach(attention: Attention) -> None:
+    inputs = make_inputs(Case(((1, 33), (1, 5))))
+    batch = replace(inputs.batch, num_decodes=7, max_query_len=40, max_context_len=500)
+    output = replace(inputs, batch=batch).run(attention)
+    assert relative_error(output, inputs.run(reference_attention)) < TOLERANCE[torch.float32]
 
 
 def test_torch_form_gives_a_sequence_the_same_output_in_any_batch() -> None:
@@ -146,7 +162,7 @@ def test_torch_form_gives_a_sequence_the_same_output_in_any_batch() -> None:
     starts = together.batch.query_start.tolist()
     for row, (queries, context) in enumerate(lengths):
         part = slice(starts[row], starts[row + 1])
-        batch = make_batch(together.batch.block_tables[row : row + 1], [queries], [context])
+        batch = make_batch(together.tables[row : row + 1], [queries], [context])
         alone = replace(together, query=together.query[part], batch=batch).run(paged_attention_torch)
         assert relative_error(output[part], alone) < 1e-6
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from engine.batch import build_batch
 from engine.request import Request, Sampling
-from engine.sequence import Sequence, SequenceTable
+from engine.sampler import row_key
+from engine.sequence import Sequence, SequenceTable, Slots, unread
 
 
 def table_with(*sequences: tuple[int, list[int], list[int], int, Sampling]) -> SequenceTable:
@@ -16,6 +17,12 @@ def table_with(*sequences: tuple[int, list[int], list[int], int, Sampling]) -> S
         request = Request(row_id, np.array(tokens, np.int32), sampling)
         table.admit(Sequence(request), np.array(blocks, np.int32), computed, 30)
     return table
+
+
+def append(table: SequenceTable, slots: Slots, token: int) -> None:
+    """Append a token that is drawn and read."""
+    table.append_unread(slots)
+    table.read(slots, table.num_tokens[slots] - 1, np.full(len(slots), token, np.int32))
 
 
 def test_a_mixed_batch_lays_out_tokens_positions_and_slots() -> None:
@@ -29,13 +36,38 @@ def test_a_mixed_batch_lays_out_tokens_positions_and_slots() -> None:
     assert batch.slot_mapping.tolist() == [8, 21, 22, 23, 24, 25]
     assert batch.query_start.tolist() == [0, 1, 6]
     assert batch.context_lens.tolist() == [5, 6]
-    assert batch.block_tables.tolist() == [[9, 2], [5, 6]]
+    assert batch.slots.tolist() == table.running.tolist()
+    assert batch.block_changes.T.tolist() == [
+        [slot, place, block]
+        for slot, blocks in zip(table.running.tolist(), ([9, 2], [5, 6]), strict=True)
+        for place, block in enumerate(blocks)
+    ]
     assert batch.num_decodes == 1
     assert batch.sampled_tokens.tolist() == [0]  # the second sequence has a token left to compute
-    assert batch.sampling.draw_id.tolist() == [7]
+    assert batch.sampled_slots.tolist() == table.running[:1].tolist()
+    assert batch.sampling.row_key.tolist() == [row_key(3, 7, 0)]
     assert batch.sampling.position.tolist() == [5]
     assert batch.sampling.temperature.tolist() == [0.5]
-    assert batch.sampling.seed.tolist() == [3]
+
+
+def test_a_token_that_is_not_read_yet_stands_in_the_batch_as_its_slot() -> None:
+    table = table_with((0, [1, 2], [0], 2, Sampling()), (1, [3], [1], 1, Sampling()))
+    slots = table.running
+    table.append_unread(slots)
+    assert build_batch(table, slots, np.array([1, 1])).token_ids.tolist() == unread(slots).tolist()
+    table.read(slots, np.array([2, 1]), np.array([7, 8], np.int32))
+    assert build_batch(table, slots, np.array([1, 1])).token_ids.tolist() == [7, 8]
+    assert (unread(slots) < 0).all()
+
+
+def test_only_what_changed_in_the_block_tables_is_sent() -> None:
+    table = table_with((0, [1, 2, 3, 4], [5], 4, Sampling()), (1, [3], [1], 1, Sampling()))
+    slots = table.running
+    table.append_unread(slots)
+    assert build_batch(table, slots, np.array([1, 1])).block_changes.shape == (3, 2)
+    table.append_block(slots[:1], np.array([6], np.int32))
+    assert build_batch(table, slots, np.array([1, 1])).block_changes.tolist() == [[slots[0]], [1], [6]]
+    assert build_batch(table, slots, np.array([1, 1])).block_changes.shape == (3, 0)
 
 
 def test_slot_numbers_beyond_32_bits_stay_exact() -> None:
@@ -56,8 +88,8 @@ def test_end_and_stop_tokens_are_held_back_below_min_tokens() -> None:
     )
     batch = build_batch(table, table.running, np.array([1, 1, 1]))
     assert batch.sampling.suppressed.tolist() == [[1, 5], [1, 6], [1, 0]]
-    table.append_token(table.running, np.array([3, 3, 3], np.int32))
-    table.append_token(table.running, np.array([3, 3, 3], np.int32))
+    append(table, table.running, 3)
+    append(table, table.running, 3)
     table.num_computed[table.running] += 2
     assert build_batch(table, table.running, np.array([1, 1, 1])).sampling.suppressed.tolist() == []
 
@@ -75,7 +107,7 @@ def test_more_stop_ids_than_before_widen_the_table_and_keep_the_others() -> None
 def test_a_removed_sequence_takes_its_output_along_and_its_slot_is_used_again() -> None:
     table = table_with((0, [1, 2], [0], 1, Sampling()), (1, [3], [1], 0, Sampling()))
     first = int(table.running[0])
-    table.append_token(table.running[:1], np.array([7], np.int32))
+    append(table, table.running[:1], 7)
     sequence = table.remove(first)
     assert sequence.output.tolist() == [7]
     assert sequence.tokens.tolist() == [1, 2, 7]

@@ -14,8 +14,22 @@ from engine.prefix_index import BlockState
 from engine.request import Completion, Request, Sampling
 from engine.stats import StepStats
 from runner.plan import highest_hit_tokens, order_rows
-from tests.fake_executor import VOCAB, FailedStepError, check_invariants, expected_output, make_engine, request
+from tests.fake_executor import (
+    VOCAB,
+    FailedStepError,
+    check_invariants,
+    expected_output,
+    key_of,
+    make_engine,
+    request,
+)
 from tests.oracle.greedy import run
+
+
+@pytest.fixture(params=[False, True], ids=["one by one", "asynchronous"])
+def async_steps(request: pytest.FixtureRequest) -> bool:
+    """Whether a step is launched before the tokens of the one before it are read."""
+    return bool(request.param)
 
 
 def drain(engine: Engine) -> tuple[dict[int, Completion], list[StepStats]]:
@@ -33,7 +47,7 @@ def drain(engine: Engine) -> tuple[dict[int, Completion], list[StepStats]]:
             assert completion.row_id not in completions, "a row came back twice"
             completions[completion.row_id] = completion
         if result.stats is None:
-            assert result.completions, "a call that neither launched nor completed anything"
+            assert result.completions or engine._launched, "a call that neither launched nor completed anything"
         else:
             steps.append(result.stats)
             stats = result.stats
@@ -89,6 +103,15 @@ def prompt_blocks(engine: Engine, requests: list[Request]) -> set[int]:
     return {block for each in requests for block in engine._index.match(each.token_ids, len(each.token_ids) // size)}
 
 
+def long_output(prompt: list[int]) -> tuple[int, list[int]]:
+    """A row id whose prompt is continued by 12 tokens, none of them twice, and those."""
+    for row in range(1000):
+        output = expected_output(request(row, prompt, max_tokens=12), 1000)
+        if len(set(output)) == 12 and 0 not in output:
+            return row, output
+    raise AssertionError("no such row")
+
+
 prompts = st.lists(st.integers(1, 2), max_size=24)  # two tokens: prompts share prefixes, extend and equal each other
 
 
@@ -102,6 +125,7 @@ prompts = st.lists(st.integers(1, 2), max_size=24)  # two tokens: prompts share 
     prefix_cache=st.booleans(),
     fail_steps=st.frozensets(st.integers(0, 30), max_size=2),
     poison=st.frozensets(st.integers(0, 13), max_size=2),
+    async_steps=st.booleans(),
 )
 def test_random_schedules_keep_every_invariant_and_answer_as_if_alone(
     rows: list[tuple[list[int], int, int]],
@@ -112,8 +136,13 @@ def test_random_schedules_keep_every_invariant_and_answer_as_if_alone(
     prefix_cache: bool,
     fail_steps: frozenset[int],
     poison: frozenset[int],
+    async_steps: bool,
 ) -> None:
-    # traps 1, 4, 5, 7, 8, 9, 11, 12, 15; invariants 1-4, 7 and 9
+    # traps 1, 4, 5, 7, 8, 9, 11, 12, 14, 15; invariants 1-4, 7 and 9
+    requests = [
+        request(row, tokens, max_tokens=count, min_tokens=min(least, count), seed=row % 3)
+        for row, (tokens, count, least) in enumerate(rows)
+    ]
     engine, _ = make_engine(
         num_blocks,
         block_size,
@@ -121,12 +150,9 @@ def test_random_schedules_keep_every_invariant_and_answer_as_if_alone(
         max_batch_tokens=max_seqs + spare_tokens,
         prefix_cache=prefix_cache,
         fail_steps=fail_steps,
-        poison=poison,
+        poison=frozenset(key_of(each) for each in requests if each.row_id in poison),
+        async_steps=async_steps,
     )
-    requests = [
-        request(row, tokens, max_tokens=count, min_tokens=min(least, count), seed=row % 3)
-        for row, (tokens, count, least) in enumerate(rows)
-    ]
     check_against_reference(engine, requests, poison=poison)
 
 
@@ -138,6 +164,7 @@ def test_random_schedules_keep_every_invariant_and_answer_as_if_alone(
     max_seqs=st.integers(1, 6),
     fail_steps=st.frozensets(st.integers(0, 30), max_size=1),
     cancel_after=st.none() | st.integers(1, 12),
+    async_steps=st.booleans(),
 )
 def test_rows_that_generate_each_others_prompts_share_what_is_equal_and_nothing_else(
     rows: list[tuple[list[int], int]],
@@ -146,10 +173,17 @@ def test_rows_that_generate_each_others_prompts_share_what_is_equal_and_nothing_
     max_seqs: int,
     fail_steps: frozenset[int],
     cancel_after: int | None,
+    async_steps: bool,
 ) -> None:
     # traps 1, 8, 9, 11, 12
     engine, _ = make_engine(
-        num_blocks, block_size, max_seqs=max_seqs, max_batch_tokens=20, fail_steps=fail_steps, vocab=3
+        num_blocks,
+        block_size,
+        max_seqs=max_seqs,
+        max_batch_tokens=20,
+        fail_steps=fail_steps,
+        vocab=3,
+        async_steps=async_steps,
     )
     requests = [
         Request(row, np.array(tokens, np.int32), Sampling(max_tokens=count), draw_id=0)
@@ -175,28 +209,35 @@ def test_rows_that_generate_each_others_prompts_share_what_is_equal_and_nothing_
     st.sampled_from([1, 2, 4, 8]),
     st.integers(1, 20),
     st.integers(1, 40),
+    st.booleans(),
 )
 def test_sorted_prompts_hit_all_that_can_be_hit(
-    prompts: list[list[int]], block_size: int, max_seqs: int, spare_tokens: int
+    prompts: list[list[int]],
+    block_size: int,
+    max_seqs: int,
+    spare_tokens: int,
+    async_steps: bool,
 ) -> None:
     arrays = [np.array(tokens, np.int32) for tokens in prompts]
     order = order_rows(arrays, "prefix")
-    engine, _ = make_engine(2000, block_size, max_seqs=max_seqs, max_batch_tokens=max_seqs + spare_tokens)
+    engine, _ = make_engine(
+        2000, block_size, max_seqs=max_seqs, max_batch_tokens=max_seqs + spare_tokens, async_steps=async_steps
+    )
     steps = check_against_reference(engine, [request(int(row), prompts[row], max_tokens=3) for row in order])
     assert total(steps, "cached_tokens") == highest_hit_tokens([arrays[row] for row in order], block_size)
 
 
-def test_a_tiny_pool_preempts_and_recomputes_without_changing_a_token() -> None:
+def test_a_tiny_pool_preempts_and_recomputes_without_changing_a_token(async_steps: bool) -> None:
     # trap 12
-    engine, _ = make_engine(8, 4, max_seqs=4, max_batch_tokens=64)
+    engine, _ = make_engine(8, 4, max_seqs=4, max_batch_tokens=64, async_steps=async_steps)
     requests = [request(row, [1 + row] * 6, max_tokens=14, min_tokens=14) for row in range(4)]
     steps = check_against_reference(engine, requests)
     assert total(steps, "preemptions") > 0
     assert total(steps, "recomputed_tokens") > 0
 
 
-def test_a_preempted_row_finds_its_generated_blocks_again_and_leaves_none_indexed() -> None:
-    engine, _ = make_engine(9, 2, max_seqs=2, max_batch_tokens=64)
+def test_a_preempted_row_finds_its_generated_blocks_again_and_leaves_none_indexed(async_steps: bool) -> None:
+    engine, _ = make_engine(9, 2, max_seqs=2, max_batch_tokens=64, async_steps=async_steps)
     requests = [
         request(0, [1, 1, 1], max_tokens=14, min_tokens=14),
         request(1, [2, 2, 2], max_tokens=10, min_tokens=10),
@@ -208,35 +249,35 @@ def test_a_preempted_row_finds_its_generated_blocks_again_and_leaves_none_indexe
     assert len(engine._index) == 2  # one full prompt block of each row, nothing generated
 
 
-def test_a_cached_prompt_of_whole_blocks_still_computes_one_token() -> None:
+def test_a_cached_prompt_of_whole_blocks_still_computes_one_token(async_steps: bool) -> None:
     # trap 3
-    engine, _ = make_engine(20, 4)
+    engine, _ = make_engine(20, 4, async_steps=async_steps)
     steps = check_against_reference(engine, [request(0, [1] * 8, max_tokens=2)])
     steps = check_against_reference(engine, [request(1, [1] * 8, max_tokens=2)])
     assert total(steps, "cached_tokens") == 4
     assert total(steps, "prefill_tokens") == 4
 
 
-def test_duplicates_in_one_step_compute_their_shared_blocks_once() -> None:
+def test_duplicates_in_one_step_compute_their_shared_blocks_once(async_steps: bool) -> None:
     # traps 8, 11
-    engine, _ = make_engine(40, 4, max_batch_tokens=100)
+    engine, _ = make_engine(40, 4, max_batch_tokens=100, async_steps=async_steps)
     steps = check_against_reference(engine, [request(row, [1] * 10, max_tokens=3) for row in range(4)])
     assert steps[0].running == 4
     assert steps[0].prefill_tokens == 10 + 3 * 2
     assert steps[0].inflight_hit_tokens == steps[0].cached_tokens == 3 * 8
 
 
-def test_followers_wait_for_blocks_that_a_later_chunk_fills() -> None:
-    engine, _ = make_engine(40, 4, max_batch_tokens=10, max_seqs=4)
+def test_followers_wait_for_blocks_that_a_later_chunk_fills(async_steps: bool) -> None:
+    engine, _ = make_engine(40, 4, max_batch_tokens=10, max_seqs=4, async_steps=async_steps)
     steps = check_against_reference(engine, [request(row, [1] * 21, max_tokens=2) for row in range(3)])
     assert total(steps, "prefill_tokens") == 21 + 2 * 1  # the shared 20 tokens are computed once
     assert steps[0].running == 1
     assert steps[0].waiting == 2
 
 
-def test_if_the_first_of_two_sharers_fails_nothing_unwritten_stays_indexed() -> None:
+def test_if_the_first_of_two_sharers_fails_nothing_unwritten_stays_indexed(async_steps: bool) -> None:
     # trap 8
-    engine, _ = make_engine(40, 4, max_batch_tokens=100, fail_steps=frozenset({0}))
+    engine, _ = make_engine(40, 4, max_batch_tokens=100, fail_steps=frozenset({0}), async_steps=async_steps)
     for row in range(2):
         engine.add(request(row, [1] * 10, max_tokens=3))
     with pytest.raises(FailedStepError):
@@ -249,9 +290,9 @@ def test_if_the_first_of_two_sharers_fails_nothing_unwritten_stays_indexed() -> 
     ]
 
 
-def test_a_request_that_can_never_fit_is_an_error_within_one_step() -> None:
+def test_a_request_that_can_never_fit_is_an_error_within_one_step(async_steps: bool) -> None:
     # trap 15, 40, 41
-    engine, _ = make_engine(4, 4, max_seqs=2)
+    engine, _ = make_engine(4, 4, max_seqs=2, async_steps=async_steps)
     limit = engine.limits.max_model_len
     assert limit == 16
     for row, length in enumerate([limit + 1, limit, limit - 1, 3, 0]):
@@ -272,10 +313,10 @@ def test_a_request_that_can_never_fit_is_an_error_within_one_step() -> None:
     assert done[3].error is None
 
 
-def test_rows_with_logits_that_are_not_finite_fail_alone() -> None:
+def test_rows_with_logits_that_are_not_finite_fail_alone(async_steps: bool) -> None:
     # trap 37
-    engine, _ = make_engine(40, 4, poison=frozenset({1}))
     requests = [request(row, [1 + row] * 5, max_tokens=4) for row in range(3)]
+    engine, _ = make_engine(40, 4, poison=frozenset({key_of(requests[1])}), async_steps=async_steps)
     for each in requests:
         engine.add(each)
     completions, _ = drain(engine)
@@ -285,9 +326,9 @@ def test_rows_with_logits_that_are_not_finite_fail_alone() -> None:
         assert completions[row].token_ids.tolist() == expected_output(requests[row], 1000)
 
 
-def test_a_long_prompt_is_chunked_while_others_decode() -> None:
+def test_a_long_prompt_is_chunked_while_others_decode(async_steps: bool) -> None:
     # trap 5
-    engine, executor = make_engine(60, 4, max_seqs=3, max_batch_tokens=8)
+    engine, executor = make_engine(60, 4, max_seqs=3, max_batch_tokens=8, async_steps=async_steps)
     check_against_reference(
         engine, [request(0, [1] * 5, max_tokens=20, min_tokens=20), request(1, [2] * 40, max_tokens=3)]
     )
@@ -296,8 +337,8 @@ def test_a_long_prompt_is_chunked_while_others_decode() -> None:
     assert all(len(batch.token_ids) <= 8 for batch in executor.batches)
 
 
-def test_cancelling_frees_every_block_and_returns_what_was_dropped() -> None:
-    engine, _ = make_engine(40, 4, max_seqs=2)
+def test_cancelling_frees_every_block_and_returns_what_was_dropped(async_steps: bool) -> None:
+    engine, _ = make_engine(40, 4, max_seqs=2, async_steps=async_steps)
     for row in range(4):
         engine.add(request(row, [1, 2, 3, 4, 5], max_tokens=9, min_tokens=9))
     for _ in range(7):
@@ -309,38 +350,38 @@ def test_cancelling_frees_every_block_and_returns_what_was_dropped() -> None:
     check_invariants(engine)
 
 
-def test_without_a_prefix_cache_nothing_is_shared_or_kept() -> None:
-    engine, _ = make_engine(40, 4, prefix_cache=False)
+def test_without_a_prefix_cache_nothing_is_shared_or_kept(async_steps: bool) -> None:
+    engine, _ = make_engine(40, 4, prefix_cache=False, async_steps=async_steps)
     steps = check_against_reference(engine, [request(row, [1] * 9, max_tokens=3) for row in range(3)])
     assert total(steps, "cached_tokens") == 0
     assert total(steps, "prefill_tokens") == 27
     assert engine._pool.free == 40
 
 
-def test_a_stop_id_ends_a_row_and_is_part_of_its_tokens() -> None:
-    engine, _ = make_engine(40, 4)
-    free = expected_output(request(0, [5, 6, 7], max_tokens=12), 1000)
+def test_a_stop_id_ends_a_row_and_is_part_of_its_tokens(async_steps: bool) -> None:
+    engine, _ = make_engine(40, 4, async_steps=async_steps)
+    row, free = long_output([5, 6, 7])
     stop = free[2]
-    engine.add(Request(0, np.array([5, 6, 7], np.int32), Sampling(max_tokens=12, stop_token_ids=(stop,))))
+    engine.add(Request(row, np.array([5, 6, 7], np.int32), Sampling(max_tokens=12, stop_token_ids=(stop,))))
     completions, _ = drain(engine)
-    assert completions[0].token_ids.tolist() == free[: free.index(stop) + 1]
-    assert completions[0].finish_reason == "stop"
+    assert completions[row].token_ids.tolist() == free[: free.index(stop) + 1]
+    assert completions[row].finish_reason == "stop"
 
 
-def test_ignoring_the_end_token_runs_to_the_length() -> None:
+def test_ignoring_the_end_token_runs_to_the_length(async_steps: bool) -> None:
     # trap 29
-    engine, _ = make_engine(80, 4)
+    engine, _ = make_engine(80, 4, async_steps=async_steps)
     engine.add(Request(0, np.array([5, 6, 7], np.int32), Sampling(max_tokens=60, ignore_eos=True)))
     completions, _ = drain(engine)
     assert completions[0].token_ids.tolist() == expected_output(request(0, [5, 6, 7], max_tokens=60), 1000, end=-1)
     assert completions[0].finish_reason == "length"
 
 
-def test_stop_strings_cut_where_they_begin_and_need_a_decoder() -> None:
-    engine, executor = make_engine(40, 4)
+def test_stop_strings_cut_where_they_begin_and_need_a_decoder(async_steps: bool) -> None:
+    engine, executor = make_engine(40, 4, async_steps=async_steps)
     with pytest.raises(ValueError, match="stop strings need a tokenizer"):
         engine.add(Request(0, np.array([5], np.int32), Sampling(stop=("x",))))
-    output = expected_output(request(0, [5, 6, 7], max_tokens=12), 1000)
+    row, output = long_output([5, 6, 7])
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
     engine = Engine(
         executor,
@@ -351,7 +392,62 @@ def test_stop_strings_cut_where_they_begin_and_need_a_decoder() -> None:
         decode=lambda ids: "".join(letters[each] for each in ids),
     )
     stop = "".join(letters[each] for each in output[1:3])
-    [completion] = run(engine, [Request(0, np.array([5, 6, 7], np.int32), Sampling(max_tokens=12, stop=(stop,)))])
+    [completion] = run(engine, [Request(row, np.array([5, 6, 7], np.int32), Sampling(max_tokens=12, stop=(stop,)))])
     assert completion.token_ids.tolist() == output[:3]
     assert completion.finish_reason == "stop"
     assert completion.stop_at == 1
+
+
+def test_a_row_that_ends_while_the_next_step_runs_drops_its_token_and_keeps_its_blocks_until_then() -> None:
+    # trap 14
+    row, output = long_output([5, 6, 7])
+    engine, executor = make_engine(40, 4, max_seqs=2, async_steps=True)
+    stop = Sampling(max_tokens=12, stop_token_ids=(output[2],))
+    engine.add(Request(row, np.array([5, 6, 7], np.int32), stop))
+    engine.add(request(row + 1, [9, 9], max_tokens=20, min_tokens=20))
+    completions: list[Completion] = []
+    while not completions:
+        completions = engine.step().completions
+    assert completions[0].token_ids.tolist() == output[: output.index(output[2]) + 1]
+    [launched] = engine._launched
+    [slot] = [slot for slot in launched.schedule.slots.tolist() if engine._table.ended[slot]]
+    held = engine._table.held_blocks(slot).tolist()
+    assert all(engine._pool.references(block) == 1 for block in held), "a launched step still writes into them"
+    stats = engine.step().stats
+    assert stats is not None
+    assert stats.dropped_tokens == 1
+    assert all(engine._pool.references(block) == 0 for block in held)
+    completion, steps = drain(engine)
+    assert len(completion[row + 1].token_ids) == 20
+    assert total(steps, "dropped_tokens") == 0, "an end by length is known in advance"
+    assert len(executor.batches) == 20
+
+
+def test_a_preemption_waits_for_the_tokens_that_are_still_on_the_device() -> None:
+    engine, executor = make_engine(8, 4, max_seqs=4, max_batch_tokens=64, async_steps=True)
+    for row in range(4):
+        engine.add(request(row, [1 + row] * 6, max_tokens=14, min_tokens=14))
+    preempted = 0
+    while engine.has_work:
+        unread, launched = len(engine._launched), len(executor.batches)
+        waiting = engine.num_waiting
+        engine.step()
+        if engine.num_waiting > waiting:
+            preempted += 1
+            assert unread == 0, "a sequence was preempted before its token was read"
+            assert len(executor.batches) == launched + 1
+    assert preempted > 0
+
+
+def test_cancelling_with_a_step_on_the_device_returns_the_rows_that_were_not_completed() -> None:
+    engine, _ = make_engine(40, 4, max_seqs=2, async_steps=True)
+    row, output = long_output([5, 6, 7])
+    engine.add(Request(row, np.array([5, 6, 7], np.int32), Sampling(max_tokens=12, stop_token_ids=(output[2],))))
+    engine.add(request(row + 1, [9, 9], max_tokens=20, min_tokens=20))
+    engine.add(request(row + 2, [8, 8], max_tokens=20, min_tokens=20))
+    while not engine.step().completions:
+        pass
+    assert [each.row_id for each in engine.cancel()] == [row + 1, row + 2]
+    assert not engine.has_work
+    assert engine._pool.live == 0
+    check_invariants(engine)

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.models.config import read_model_config
 from engine.models.decoder import Decoder
 from engine.models.loader import HEAD, LoadError, checkpoint_slots, load_decoder
+from engine.models.moe import SparseMLP
 from tests.tiny_models import FAMILIES, save_tiny_model, tiny_config
 
 CPU = torch.device("cpu")
@@ -32,7 +33,8 @@ def _change(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_tensor_lands_in_its_place(tmp_path: Path, family: str) -> None:
-    stored = save_tiny_model(tmp_path, family).state_dict()
+    save_tiny_model(tmp_path, family)
+    stored = load_file(tmp_path / WEIGHTS)  # transformers' state_dict holds experts under names of its own
     decoder = _load(tmp_path)
     slots = checkpoint_slots(decoder)
     assert slots.keys() == stored.keys()
@@ -69,6 +71,36 @@ def test_weights_are_converted_to_the_asked_dtype(tmp_path: Path, dtype: torch.d
     stored = save_tiny_model(tmp_path).state_dict()
     slots = checkpoint_slots(_load(tmp_path, dtype))
     assert all(torch.equal(slots[name], tensor.to(dtype)) for name, tensor in stored.items())
+
+
+@pytest.mark.parametrize(
+    ("family", "prefix", "names"),
+    [
+        ("qwen3_moe", "model.layers.2.mlp.experts.3", ("gate_proj", "up_proj", "down_proj")),
+        ("mixtral", "model.layers.2.block_sparse_moe.experts.3", ("w1", "w3", "w2")),
+    ],
+)
+def test_an_expert_holds_its_gate_before_up(
+    tmp_path: Path, family: str, prefix: str, names: tuple[str, str, str]
+) -> None:
+    model = save_tiny_model(tmp_path, family)
+    experts = model.model.layers[2].mlp.experts
+    mlp = _load(tmp_path).layers[2].mlp
+    assert isinstance(mlp, SparseMLP)
+    assert torch.equal(mlp.gate_up, experts.gate_up_proj)
+    assert torch.equal(mlp.down, experts.down_proj)
+    gate, up, down = (load_file(tmp_path / WEIGHTS)[f"{prefix}.{name}.weight"] for name in names)
+    assert torch.equal(mlp.gate_up[3], torch.cat((gate, up)))
+    assert torch.equal(mlp.down[3], down)
+
+
+# trap 25
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "qwen3_moe")
+    name = "model.layers.0.mlp.experts.5.up_proj.weight"
+    _change(tmp_path, lambda tensors: tensors.pop(name))
+    with pytest.raises(LoadError, match=f"{name} is missing"):
+        _load(tmp_path)
 
 
 # trap 25

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPT2Config
+from transformers import AutoModelForCausalLM, GPT2Config
 
-from engine.models.config import FAMILIES, ModelError, read_model_config
+from engine.models.config import FAMILIES, ExpertConfig, ModelError, read_model_config
 from tests.tiny_models import tiny_config
 
 
@@ -29,7 +29,7 @@ def test_sizes_are_read_from_config_json_alone(tmp_path: Path, family: str) -> N
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 32)
     assert (config.q_size, config.kv_size) == (128, 64)
     assert config.vocab_size == 321
-    assert config.qk_norm == (family == "qwen3")
+    assert config.qk_norm == (family in ("qwen3", "qwen3_moe"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -50,6 +50,9 @@ def test_head_dim_defaults_to_transformers_rule(tmp_path: Path, family: str) -> 
         ("qwen2", {}, (True, False, False)),
         ("qwen3", {}, (False, False, False)),
         ("qwen3", {"attention_bias": True}, (True, True, False)),
+        ("qwen3_moe", {}, (False, False, False)),
+        ("qwen3_moe", {"attention_bias": True}, (True, True, False)),
+        ("mixtral", {}, (False, False, False)),
     ],
 )
 def test_biases_follow_family_and_config(
@@ -66,6 +69,10 @@ def test_biases_follow_family_and_config(
         ("llama", {}, (None, None, None)),
         ("mistral", {"sliding_window": 5}, (5, 5, 5)),
         ("mistral", {"sliding_window": None}, (None, None, None)),
+        ("mixtral", {"sliding_window": 5}, (5, 5, 5)),
+        ("mixtral", {}, (None, None, None)),
+        ("qwen3_moe", {"sliding_window": 5}, (5, 5, 5)),
+        ("qwen3_moe", {"sliding_window": 5, "use_sliding_window": False}, (None, None, None)),
         ("qwen2", {"sliding_window": 5}, (None, 5, 5)),
         ("qwen2", {"sliding_window": 5, "max_window_layers": 2}, (None, None, 5)),
         ("qwen2", {"sliding_window": 5, "use_sliding_window": False}, (None, None, None)),
@@ -81,6 +88,70 @@ def test_windows_by_layer(
     tmp_path: Path, family: str, overrides: dict[str, Any], windows: tuple[int | None, ...]
 ) -> None:
     assert read_model_config(_saved(tmp_path, family, **overrides)).layer_windows == windows
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "sparse"),
+    [
+        ("llama", {}, (False, False, False)),
+        ("mixtral", {}, (True, True, True)),
+        ("qwen3_moe", {"mlp_only_layers": []}, (True, True, True)),
+        ("qwen3_moe", {"mlp_only_layers": [0, 2]}, (False, True, False)),
+        ("qwen3_moe", {"mlp_only_layers": [], "decoder_sparse_step": 2}, (False, True, False)),
+        ("qwen3_moe", {"mlp_only_layers": [1], "decoder_sparse_step": 2}, (False, False, False)),
+        ("qwen3_moe", {"num_experts": 0}, (False, False, False)),
+    ],
+)
+def test_sparse_layers_are_those_of_transformers(
+    tmp_path: Path, family: str, overrides: dict[str, Any], sparse: tuple[bool, ...]
+) -> None:
+    config = read_model_config(_saved(tmp_path, family, **overrides))
+    assert config.sparse_layers == sparse
+    assert (config.experts is not None) == any(sparse)
+    mlps = [layer.mlp for layer in AutoModelForCausalLM.from_config(config.hf).model.layers]
+    assert tuple(hasattr(mlp, "experts") for mlp in mlps) == sparse
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "experts"),
+    [
+        ("mixtral", {}, ExpertConfig(6, 2, 96, True)),
+        ("qwen3_moe", {}, ExpertConfig(6, 2, 48, True)),
+        ("qwen3_moe", {"norm_topk_prob": False, "num_experts_per_tok": 6}, ExpertConfig(6, 6, 48, False)),
+    ],
+)
+def test_experts_by_family(tmp_path: Path, family: str, overrides: dict[str, Any], experts: ExpertConfig) -> None:
+    assert read_model_config(_saved(tmp_path, family, **overrides)).experts == experts
+
+
+# Checkpoints of the hub call it num_experts, what transformers 5 saves num_local_experts.
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
+def test_the_number_of_experts_is_read_under_either_name(tmp_path: Path, key: str) -> None:
+    path = _saved(tmp_path, "qwen3_moe") / "config.json"
+    values = json.loads(path.read_text())
+    values = {name: value for name, value in values.items() if name not in ("num_experts", "num_local_experts")}
+    path.write_text(json.dumps(values | {key: 4}))
+    experts = read_model_config(tmp_path).experts
+    assert experts is not None
+    assert experts.num_experts == 4
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("qwen3_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok 7 is more than the 6 experts"),
+        ("mixtral", {"num_local_experts": 0}, "num_local_experts 0 must be a positive integer"),
+        ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok 0 must be a positive integer"),
+        ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size 0 must be a positive integer"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step 0 must be a positive integer"),
+    ],
+)
+def test_impossible_experts_are_refused_by_name(
+    tmp_path: Path, family: str, changes: dict[str, Any], message: str
+) -> None:
+    _edit(_saved(tmp_path, family) / "config.json", **changes)
+    with pytest.raises(ModelError, match=message):
+        read_model_config(tmp_path)
 
 
 # trap 29
@@ -119,7 +190,9 @@ def test_end_tokens_of_a_wrong_type_are_refused(tmp_path: Path, value: Any) -> N
 
 def test_another_family_is_refused_by_name_with_the_accepted_ones(tmp_path: Path) -> None:
     GPT2Config().save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match=r"config\.json: model_type 'gpt2' .* llama, mistral, qwen2, qwen3"):
+    with pytest.raises(
+        ModelError, match=r"config\.json: model_type 'gpt2' .* llama, mistral, mixtral, qwen2, qwen3, qwen3_moe"
+    ):
         read_model_config(tmp_path)
 
 

@@ -11,13 +11,13 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.batch import Batch, build_batch
-from engine.executor import Drawn
 from engine.kv_cache import KVCache, KVCacheShape
-from engine.model_runner import ModelRunner
+from engine.model_runner import LaunchedBatch, ModelRunner
 from engine.models.config import read_model_config
 from engine.models.decoder import Decoder
 from engine.models.loader import load_decoder
 from engine.request import Request, Sampling
+from engine.scheduler import Limits
 from engine.sequence import Sequence as Row
 from engine.sequence import SequenceTable
 from tests.tiny_models import save_tiny_model
@@ -45,7 +45,8 @@ def decoder(folder: Path, reference: PreTrainedModel) -> Decoder:
 
 def make_runner(decoder: Decoder, vocab_limit: int | None = None) -> ModelRunner:
     shape = KVCacheShape(num_layers=3, num_kv_heads=2, head_dim=32, block_size=BLOCK_SIZE, dtype=torch.float32)
-    return ModelRunner(decoder, KVCache(shape, 2 * len(PROMPTS), CPU), vocab_limit=vocab_limit)
+    limits = Limits(max_seqs=len(PROMPTS), max_batch_tokens=1000, max_model_len=2 * BLOCK_SIZE)
+    return ModelRunner(decoder, KVCache(shape, 2 * len(PROMPTS), CPU), limits, vocab_limit=vocab_limit)
 
 
 def make_table(sampling: Sequence[Sampling]) -> SequenceTable:
@@ -67,7 +68,8 @@ def last_logits(reference: PreTrainedModel) -> torch.Tensor:
     return torch.stack([reference(torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS])
 
 
-def drawn_ids(drawn: Drawn) -> list[int]:
+def drawn_ids(launched: LaunchedBatch) -> list[int]:
+    drawn = launched.wait()
     assert not drawn.failed.any()
     assert drawn.token_ids.dtype == np.int32
     return drawn.token_ids.tolist()
@@ -81,8 +83,8 @@ def test_ids_beyond_the_vocabulary_limit_are_not_drawn_and_the_next_best_is(
     best = logits.argmax(dim=1).tolist()
     limit = sorted(best)[len(best) // 2]
     limited = logits[:, :limit].argmax(dim=1).tolist()
-    assert drawn_ids(make_runner(decoder).execute(whole_prompts())) == best
-    assert drawn_ids(make_runner(decoder, limit).execute(whole_prompts())) == limited != best
+    assert drawn_ids(make_runner(decoder).launch(whole_prompts())) == best
+    assert drawn_ids(make_runner(decoder, limit).launch(whole_prompts())) == limited != best
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 3, 6, 7])
@@ -93,10 +95,10 @@ def test_rows_sampled_in_slices_draw_what_they_draw_together(
         Sampling(temperature=0.0 if row % 3 == 1 else 0.5 + row, top_k=40 * (row % 2), top_p=1 - 0.05 * row, seed=row)
         for row in range(len(PROMPTS))
     ]
-    together = drawn_ids(make_runner(decoder).execute(whole_prompts(sampling)))
+    together = drawn_ids(make_runner(decoder).launch(whole_prompts(sampling)))
     monkeypatch.setattr("engine.model_runner.SAMPLED_ROWS_AT_ONCE", rows_at_once)
-    assert drawn_ids(make_runner(decoder).execute(whole_prompts(sampling))) == together
-    assert drawn_ids(make_runner(decoder).execute(whole_prompts())) != together
+    assert drawn_ids(make_runner(decoder).launch(whole_prompts(sampling))) == together
+    assert drawn_ids(make_runner(decoder).launch(whole_prompts())) != together
 
 
 def test_suppressed_ids_follow_their_row_into_its_slice(
@@ -113,7 +115,7 @@ def test_suppressed_ids_follow_their_row_into_its_slice(
         for row, ranked in enumerate(last_logits(reference).argsort(dim=1, descending=True).tolist())
     ]
     monkeypatch.setattr("engine.model_runner.SAMPLED_ROWS_AT_ONCE", 2)
-    found = drawn_ids(make_runner(decoder).execute(whole_prompts(sampling)))
+    found = drawn_ids(make_runner(decoder).launch(whole_prompts(sampling)))
     assert found == expected
     assert {row for row, token in enumerate(found) if token != first[row]} == held
     assert second != first
@@ -123,30 +125,43 @@ def test_a_step_that_samples_nothing_still_writes_what_the_next_one_reads(decode
     # trap 5
     runner, table = make_runner(decoder), make_table(GREEDY)
     slots = table.running
-    nothing = runner.execute(build_batch(table, slots, np.full(len(slots), 2)))
+    nothing = runner.launch(build_batch(table, slots, np.full(len(slots), 2))).wait()
     assert (nothing.token_ids.dtype, nothing.token_ids.shape) == (np.int32, (0,))
     assert (nothing.failed.dtype, nothing.failed.shape) == (np.bool_, (0,))
     table.num_computed[slots] += 2
-    rest = runner.execute(build_batch(table, slots, table.num_tokens[slots] - 2))
-    assert drawn_ids(rest) == drawn_ids(make_runner(decoder).execute(whole_prompts()))
+    rest = runner.launch(build_batch(table, slots, table.num_tokens[slots] - 2))
+    assert drawn_ids(rest) == drawn_ids(make_runner(decoder).launch(whole_prompts()))
 
 
 def test_a_row_whose_logits_are_not_finite_is_named_and_the_others_draw_as_before(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # trap 37
-    before = drawn_ids(make_runner(decoder).execute(whole_prompts()))
+    before = drawn_ids(make_runner(decoder).launch(whole_prompts()))
     poisoned = 38  # a token of the last prompt but two alone
     bad = [row for row, prompt in enumerate(PROMPTS) if poisoned in prompt]
     assert 0 < len(bad) < len(PROMPTS)
     with torch.no_grad():
         decoder.embed_tokens[poisoned] = torch.nan
     monkeypatch.setattr("engine.model_runner.SAMPLED_ROWS_AT_ONCE", 4)
-    drawn = make_runner(decoder).execute(whole_prompts())
+    drawn = make_runner(decoder).launch(whole_prompts()).wait()
     assert np.flatnonzero(drawn.failed).tolist() == bad
     assert [token for row, token in enumerate(drawn.token_ids.tolist()) if row not in bad] == [
         token for row, token in enumerate(before) if row not in bad
     ]
+
+
+def test_a_step_reads_the_tokens_that_the_step_before_drew_without_the_host(decoder: Decoder) -> None:
+    runner, table = make_runner(decoder), make_table(GREEDY)
+    slots = table.running
+    counts = table.num_tokens[slots].copy()
+    first = runner.launch(build_batch(table, slots, counts))
+    table.num_computed[slots] += counts
+    table.append_unread(slots)
+    unread = runner.launch(build_batch(table, slots, np.ones(len(slots), np.int64)))
+    table.read(slots, table.num_tokens[slots] - 1, first.wait().token_ids)
+    read = runner.launch(build_batch(table, slots, np.ones(len(slots), np.int64)))
+    assert drawn_ids(unread) == drawn_ids(read) != drawn_ids(first)
 
 
 def test_on_a_cpu_no_allocator_is_asked(decoder: Decoder) -> None:

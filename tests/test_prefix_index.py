@@ -94,3 +94,25 @@ def test_forgetting_a_block_forgets_all_that_follow_it_on_every_branch() -> None
     assert index.forget([3]) == []
     assert len(index) == 1
     assert index.is_leaf(3)
+
+
+def test_a_remembered_path_ends_where_a_block_of_it_left_the_index() -> None:
+    content = tokens(1, 2, 3, 4, 5, 6)
+    index = index_of(blocks=[3, 4, 5], content=content)
+    assert index.match(content, 3) == [3, 4, 5]
+    index.remove(5)
+    assert index.match(content, 3) == [3, 4]
+    index.insert(content, [3, 4, 7], 2, 3, BlockState.WRITTEN)
+    assert index.match(content, 3) == [3, 4, 7]
+    assert index.match(content, 1) == [3]
+    index.forget([3])
+    assert index.match(content, 3) == []
+
+
+def test_a_path_that_parts_from_the_remembered_one_is_found_beyond_it() -> None:
+    index = index_of(blocks=[3, 4], content=tokens(1, 2, 3, 4))
+    index.insert(tokens(1, 2, 5, 6), [3, 6], 1, 2, BlockState.WRITTEN)
+    assert index.match(tokens(1, 2, 3, 4), 2) == [3, 4]
+    assert index.match(tokens(1, 2, 5, 6), 2) == [3, 6]
+    assert index.match(tokens(1, 9, 5, 6), 2) == []
+    assert index.match(tokens(1, 2, 5, 6), 2) == [3, 6]

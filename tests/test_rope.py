@@ -1,16 +1,23 @@
+"""Frequencies, angles and rotation. Without a GPU, Triton's interpreter runs the kernel of the angles."""
+
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from engine.models.rope import RotaryEmbedding, rope_limit, rotate
+from engine.models.rope import RotaryEmbedding, rope_limit
+from kernels.rope import rotary_cos_sin, rotate_torch
 from tests.tiny_models import tiny_config
 
 CPU = torch.device("cpu")
+CosSin = Callable[..., tuple[Tensor, Tensor]]
 THETA = {"rope_theta": 10000.0}
 SCALED: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", **THETA},
@@ -35,12 +42,12 @@ LONGROPE = {
 }
 
 
-def _both(rope: dict[str, Any], positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _both(rope: dict[str, Any], positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Rotated random heads [tokens, 2, 32]: ours, and transformers'."""
     hf = tiny_config(rope_parameters=rope, max_position_embeddings=128)
     assert isinstance(hf, LlamaConfig)
     heads = torch.randn(len(positions), 2, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
-    ours = rotate(heads, *RotaryEmbedding(hf, 32, CPU)(positions, dtype))
+    ours = rotate_torch(heads, *RotaryEmbedding(hf, 32, CPU)(positions, dtype))
     cos, sin = LlamaRotaryEmbedding(hf)(heads, positions[None])
     expected, _ = apply_rotary_pos_emb(heads[None], heads[None], cos, sin, unsqueeze_dim=2)
     return ours, expected[0]
@@ -85,3 +92,34 @@ def test_fixed_rotation_is_good_up_to_max_position_embeddings(kind: str) -> None
 def test_other_rotations_are_refused(rope: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rope_limit(tiny_config(rope_parameters=rope))
+
+
+@pytest.fixture(params=["torch", "triton"])
+def cos_sin(request: pytest.FixtureRequest) -> CosSin:
+    if request.param == "torch":
+        return rotary_cos_sin
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("Triton compiles for the GPU here: tests/gpu covers it")
+    return pytest.importorskip("kernels.rope_triton").rotary_cos_sin_triton
+
+
+# The interpreter cuts bfloat16 off instead of rounding it: tests/gpu covers it.
+@pytest.mark.parametrize("positions", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("half", [4, 40, 64])
+def test_angles_match_the_reference_at_far_positions(
+    cos_sin: CosSin, half: int, dtype: torch.dtype, positions: torch.dtype
+) -> None:
+    position = torch.tensor([0, 1, 2, 3, 5, 8, 4095, 65_537, 131_071, 1_000_003]).to(positions)
+    frequencies = 10_000.0 ** -torch.linspace(0, 1, half)
+    cos, sin = cos_sin(position, frequencies, 1.25, dtype)
+    angles = (position[:, None].float() * frequencies).double()
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-3
+    assert cos.dtype == sin.dtype == dtype
+    torch.testing.assert_close(cos.double(), angles.cos() * 1.25, rtol=0, atol=tolerance)
+    torch.testing.assert_close(sin.double(), angles.sin() * 1.25, rtol=0, atol=tolerance)
+
+
+def test_no_tokens_have_no_angles(cos_sin: CosSin) -> None:
+    cos, sin = cos_sin(torch.empty(0, dtype=torch.int64), torch.ones(32), 1.0, torch.float32)
+    assert cos.shape == sin.shape == (0, 32)

@@ -39,11 +39,9 @@ class Steps:
         return step
 
     def finish_step(self, step: Schedule) -> None:
-        """Settle the step and give every sampled row a next token."""
-        self.scheduler.settle(step)
-        slots = step.slots
-        sampled = slots[self.table.num_computed[slots] == self.table.num_tokens[slots]]
-        self.table.append_token(sampled, np.full(len(sampled), 99, np.int32))
+        """Launch the step and give every sampled row a next token."""
+        drawing = self.scheduler.launched(step)
+        self.table.read(drawing.slots, drawing.positions, np.full(len(drawing.slots), 99, np.int32))
 
     def run(self, steps: int = 1) -> Schedule:
         for _ in range(steps):
@@ -142,7 +140,7 @@ def test_a_row_that_does_not_fit_yet_is_not_overtaken_by_a_shorter_one() -> None
     steps.add(10 * BLOCK_SIZE, 15 * BLOCK_SIZE, 1)
     steps.run(2)
     assert (steps.running, steps.waiting) == ([0], [1, 2])
-    steps.scheduler.finish(int(steps.table.running[0]))
+    steps.scheduler.release(int(steps.table.running[0]))
     steps.run()
     assert steps.running == [1, 2]
 
@@ -167,7 +165,7 @@ def test_a_resumed_row_computes_again_only_what_is_not_cached(prefix_cache: bool
     steps.run()
     # One block is free for three ninth tokens: row 2 gives way, and of its two blocks one is taken.
     assert steps.run().preemptions == 1
-    steps.scheduler.finish(int(steps.table.running[0]))
+    steps.scheduler.release(int(steps.table.running[0]))
     step = steps.run()
     assert steps.running == [1, 2]
     assert (step.recomputed_tokens, step.prefill_tokens) == (recomputed, recomputed)
@@ -180,12 +178,12 @@ def test_an_abandoned_step_leaves_everything_as_it_was() -> None:
     steps = Steps(20, max_batch_tokens=30)
     steps.add(9)
     steps.run()
-    steps.scheduler.finish(int(steps.table.running[0]))
+    steps.scheduler.release(int(steps.table.running[0]))
     steps.add(9, 9, 40)  # the first one finds the two full blocks of the row before
     before = steps.schedule()
     first = (steps.counts(before), before.cached_tokens, before.prefill_tokens)
     assert first[1] == 8
-    steps.scheduler.abandon(before)
+    steps.scheduler.abandon([], before)
     assert (steps.running, steps.waiting) == ([], [0, 1, 2])
     assert [sequence.cached_tokens for sequence in steps.scheduler.waiting] == [None] * 3
     assert (steps.pool.live, steps.pool.cached, len(steps.index)) == (0, 2, 2)
@@ -198,18 +196,64 @@ def test_an_abandoned_later_step_keeps_the_tokens_that_earlier_ones_made() -> No
     steps = Steps(20)
     steps.add(8, 5)
     steps.run(2)
-    steps.scheduler.abandon(steps.schedule())
+    steps.scheduler.abandon([], steps.schedule())
     assert [sequence.output.tolist() for sequence in steps.scheduler.waiting] == [[99, 99], [99, 99]]
     assert steps.pool.live == 0
     steps.run()
     assert steps.running == [0, 1]
 
 
+def test_abandoning_launched_steps_takes_back_what_they_promised() -> None:
+    # trap 8; invariant 3
+    steps = Steps(20, max_batch_tokens=30)
+    steps.add(9)
+    steps.run()
+    steps.add(9, 9)  # rows 0 and 1; the first is that of the row which runs
+    read = steps.schedule()
+    steps.finish_step(read)
+    launched = []
+    for _ in range(2):
+        step = steps.schedule()
+        launched.append((step, steps.scheduler.launched(step)))
+    assert len(steps.index) == 4
+    steps.scheduler.abandon(launched)
+    assert [sequence.output.tolist() for sequence in steps.scheduler.waiting] == [[99, 99], [99], [99]]
+    assert (steps.pool.live, len(steps.index)) == (0, 4), "what was read before is still there"
+    step = steps.schedule()
+    assert step.recomputed_tokens == step.prefill_tokens - 0
+    assert steps.running == [0, 0, 1]
+
+
+def test_a_launched_prompt_that_is_abandoned_leaves_nothing_indexed() -> None:
+    # trap 8
+    steps = Steps(20)
+    steps.add(9)
+    step = steps.schedule()
+    launched = [(step, steps.scheduler.launched(step))]
+    assert len(steps.index) == 2
+    steps.scheduler.abandon(launched)
+    assert (len(steps.index), steps.pool.live, steps.pool.free) == (0, 0, 20)
+    assert steps.run().cached_tokens == 0
+
+
+def test_a_sequence_that_ended_is_not_scheduled_and_holds_its_blocks_until_it_is_released() -> None:
+    # trap 14
+    steps = Steps(20)
+    steps.add(8, 8)
+    steps.run()
+    slot = int(steps.table.running[0])
+    steps.table.ended[slot] = True
+    assert steps.counts(steps.run()) == [(1, 1)]
+    assert steps.pool.live == 2 + 3
+    steps.scheduler.release(slot)
+    assert steps.pool.live == 3
+
+
 def test_a_finished_row_leaves_its_prompt_to_the_next_of_its_kind() -> None:
     steps = Steps(20)
     steps.add(9)
     steps.run(3)
-    sequence = steps.scheduler.finish(int(steps.table.running[0]))
+    sequence = steps.scheduler.release(int(steps.table.running[0]))
     assert sequence.output.tolist() == [99, 99, 99]
     assert (steps.pool.live, steps.pool.cached) == (0, 2)
     steps.add(9)

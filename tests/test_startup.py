@@ -58,8 +58,16 @@ def outputs(engine: Started, **sampling: Any) -> list[list[int]]:
     return [each.token_ids.tolist() for each in run(engine.engine, rows)]
 
 
+def test_graphs_on_a_cpu_are_refused_and_asynchronous_steps_are_not(config: ModelConfig) -> None:
+    with pytest.raises(EngineSettingError, match="auto or false without a CUDA device"):
+        resolved(config, cuda_graphs=True)
+    assert resolved(config, cuda_graphs=False, async_steps=True).async_steps
+
+
 def test_on_a_cpu_float32_and_the_models_own_length_are_chosen(config: ModelConfig) -> None:
-    assert resolved(config) == Resolved(torch.device("cpu"), torch.float32, Limits(64, 1024, 512))
+    assert resolved(config) == Resolved(
+        torch.device("cpu"), torch.float32, Limits(64, 1024, 512), cuda_graphs=False, async_steps=False
+    )
 
 
 def test_the_device_is_a_gpu_where_there_is_one(config: ModelConfig) -> None:

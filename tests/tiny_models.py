@@ -14,14 +14,16 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -29,8 +31,10 @@ CHAT_TEMPLATE = (
 _CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "llama": LlamaConfig,
     "mistral": MistralConfig,
+    "mixtral": MixtralConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
 }
 _SPECIAL_TOKENS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 
@@ -40,7 +44,8 @@ def tiny_config(family: str = "llama", **overrides: Any) -> PreTrainedConfig:
 
     By default: 4 query and 2 K/V heads of 32 (so head_dim is not hidden size / heads), 3 layers, Mistral
     with a window of 12 tokens, Qwen with full attention. `sliding_window=w` turns windows on for Qwen from
-    layer 1 on.
+    layer 1 on, for Qwen3-MoE in all. Mixtral and Qwen3-MoE have 6 experts, 2 of them a token's; layer 1
+    of Qwen3-MoE is dense.
     """
     values: dict[str, Any] = {
         "vocab_size": 320,
@@ -57,6 +62,16 @@ def tiny_config(family: str = "llama", **overrides: Any) -> PreTrainedConfig:
     }
     if family == "mistral":
         values["sliding_window"] = 12
+    if family == "mixtral":
+        values |= {"num_local_experts": 6, "num_experts_per_tok": 2}
+    if family == "qwen3_moe":
+        values |= {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        }
     if family.startswith("qwen") and overrides.get("sliding_window") is not None:
         values |= {"use_sliding_window": True, "max_window_layers": 1}
     return _CONFIGS[family](**(values | overrides))

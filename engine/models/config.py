@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from engine.models.rope import inverse_frequencies, rope_limit
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 _SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -29,13 +29,28 @@ class ModelError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertConfig:
+    """The mixture of experts that every sparse layer has.
+
+    Each token goes to the `experts_per_token` most probable of `num_experts` MLPs, which have an inner size
+    of `intermediate_size`; `normalised` tells that their probabilities are scaled to sum to 1.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    normalised: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One dense decoder of an accepted family.
+    """One decoder of an accepted family.
 
     `layer_windows` has one entry a layer: the number of keys a query sees (its own included), or None
-    for all of them. `max_position` is the largest total length, in tokens, that is computed rightly.
-    `end_token_ids` are those of config.json and generation_config.json, ascending. `hf` is the
-    transformers config that everything else was read from.
+    for all of them. `sparse_layers` has one too: whether the MLP is a mixture of `experts`, which is None
+    if no layer has one; `intermediate_size` is that of the other layers. `max_position` is the largest
+    total length, in tokens, that is computed rightly. `end_token_ids` are those of config.json and
+    generation_config.json, ascending. `hf` is the transformers config that everything else was read from.
     """
 
     family: str
@@ -54,6 +69,8 @@ class ModelConfig:
     qk_norm: bool
     hidden_act: str
     layer_windows: tuple[int | None, ...]
+    sparse_layers: tuple[bool, ...]
+    experts: ExpertConfig | None
     max_position: int
     end_token_ids: tuple[int, ...]
     hf: PreTrainedConfig = field(compare=False, repr=False)
@@ -97,9 +114,9 @@ def read_model_config(folder: Path, trust_remote_code: bool = False) -> ModelCon
 
 def _from_transformers(hf: PreTrainedConfig, family: str, end_token_ids: tuple[int, ...]) -> ModelConfig:
     for name in _SIZES:
-        if type(getattr(hf, name)) is not int or getattr(hf, name) < 1:
-            raise ValueError(f"{name} {getattr(hf, name)!r} must be a positive integer")
-    attention_bias = family in ("llama", "qwen3") and hf.attention_bias
+        _positive(hf, name)
+    attention_bias = family in ("llama", "qwen3", "qwen3_moe") and hf.attention_bias
+    sparse_layers = _sparse_layers(hf, family)
     config = ModelConfig(
         family=family,
         hidden_size=hf.hidden_size,
@@ -114,9 +131,11 @@ def _from_transformers(hf: PreTrainedConfig, family: str, end_token_ids: tuple[i
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=attention_bias,
         mlp_bias=family == "llama" and hf.mlp_bias,
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
         hidden_act=hf.hidden_act,
         layer_windows=_layer_windows(hf, family),
+        sparse_layers=sparse_layers,
+        experts=_experts(hf, family) if any(sparse_layers) else None,
         max_position=rope_limit(hf),
         end_token_ids=end_token_ids,
         hf=hf,
@@ -133,12 +152,45 @@ def _from_transformers(hf: PreTrainedConfig, family: str, end_token_ids: tuple[i
     return config
 
 
+def _positive(hf: PreTrainedConfig, name: str) -> int:
+    value = getattr(hf, name)
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} {value!r} must be a positive integer")
+    return value
+
+
+def _sparse_layers(hf: PreTrainedConfig, family: str) -> tuple[bool, ...]:
+    """The layers with experts, as transformers' model of the family chooses them."""
+    layers: int = hf.num_hidden_layers
+    if family != "qwen3_moe":
+        return (family == "mixtral",) * layers
+    step = _positive(hf, "decoder_sparse_step")
+    if hf.num_experts < 1:
+        return (False,) * layers
+    return tuple(layer not in hf.mlp_only_layers and (layer + 1) % step == 0 for layer in range(layers))
+
+
+def _experts(hf: PreTrainedConfig, family: str) -> ExpertConfig:
+    mixtral = family == "mixtral"
+    experts = ExpertConfig(
+        num_experts=_positive(hf, "num_local_experts" if mixtral else "num_experts"),
+        experts_per_token=_positive(hf, "num_experts_per_tok"),
+        intermediate_size=_positive(hf, "intermediate_size" if mixtral else "moe_intermediate_size"),
+        normalised=mixtral or hf.norm_topk_prob,
+    )
+    if experts.experts_per_token > experts.num_experts:
+        raise ValueError(
+            f"num_experts_per_tok {experts.experts_per_token} is more than the {experts.num_experts} experts there are"
+        )
+    return experts
+
+
 def _layer_windows(hf: PreTrainedConfig, family: str) -> tuple[int | None, ...]:
     """The window of each layer, as transformers' model of the family applies it."""
     layers: int = hf.num_hidden_layers
     if family == "llama":
         return (None,) * layers
-    if family == "mistral":  # one window for all layers, whatever layer_types says
+    if family in ("mistral", "mixtral", "qwen3_moe"):  # one window for all layers, whatever layer_types says
         return (hf.sliding_window,) * layers
     # transformers has already turned use_sliding_window and max_window_layers into layer_types.
     if len(hf.layer_types) != layers:

@@ -1,4 +1,4 @@
-"""The dense decoder of all accepted families, over a paged K/V cache."""
+"""The decoder of all accepted families, over a paged K/V cache."""
 
 from __future__ import annotations
 
@@ -9,40 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.models.config import ModelConfig
-from engine.models.rope import RotaryEmbedding, rotate
+from engine.models.layers import MLP, Linear, RMSNorm, parameter
+from engine.models.moe import SparseMLP
+from engine.models.rope import RotaryEmbedding
 from kernels.attention import AttentionBatch, paged_attention
-from kernels.kv_write import write_kv
+from kernels.kv_write import HeadNorms, rotate_and_write_kv
 
 if TYPE_CHECKING:
     from engine.kv_cache import KVCache
-
-
-def _parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
-
-
-class Linear(nn.Module):
-    """x @ weight.T + bias; unlike torch.nn.Linear it leaves its memory unset for the loader to fill."""
-
-    def __init__(self, inputs: int, outputs: int, bias: bool, *, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.weight = _parameter(outputs, inputs, dtype=dtype, device=device)
-        self.bias = _parameter(outputs, dtype=dtype, device=device) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm (https://arxiv.org/abs/1910.07467) over the last dimension, float32 inside."""
-
-    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.weight = _parameter(size, dtype=dtype, device=device)
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -51,7 +25,6 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.layer = layer
-        self.head_dim = config.head_dim
         self.sizes = [config.q_size, config.kv_size, config.kv_size]
         self.window = config.layer_windows[layer]
         self.scale = config.head_dim**-0.5
@@ -59,39 +32,23 @@ class Attention(nn.Module):
         self.o_proj = Linear(config.q_size, config.hidden_size, config.o_bias, dtype=dtype, device=device)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
+        self.head_norms: HeadNorms | None = None
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype, device=device)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype, device=device)
+            self.head_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, config.rms_norm_eps)
 
     def forward(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, cache: KVCache, batch: AttentionBatch, slot_mapping: Tensor
     ) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]; writes the tokens' keys and values into the cache."""
-        query, key, value = (
-            part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv_proj(hidden).split(self.sizes, dim=-1)
-        )
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         key_cache, value_cache = cache.layer(self.layer)
         # All writes come before the first read: a sequence may read a block that another one fills in this step.
-        write_kv(key, value, key_cache, value_cache, slot_mapping)
+        query = rotate_and_write_kv(
+            self.qkv_proj(hidden), cos, sin, key_cache, value_cache, slot_mapping, norms=self.head_norms
+        )
         mixed = paged_attention(query, key_cache, value_cache, batch, scale=self.scale, sliding_window=self.window)
         return self.o_proj(mixed.flatten(-2))
-
-
-class MLP(nn.Module):
-    """down(silu(gate(x)) * up(x)); gate and up are one product."""
-
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_up_proj = Linear(hidden, 2 * inner, bias, dtype=dtype, device=device)
-        self.down_proj = Linear(inner, hidden, bias, dtype=dtype, device=device)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
 
 
 class DecoderLayer(nn.Module):
@@ -102,13 +59,32 @@ class DecoderLayer(nn.Module):
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.attention = Attention(config, layer, dtype=dtype, device=device)
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.mlp = MLP(config, dtype=dtype, device=device)
+        self.mlp: MLP | SparseMLP
+        if config.sparse_layers[layer]:
+            self.mlp = SparseMLP(config, dtype=dtype, device=device)
+        else:
+            self.mlp = MLP(config, dtype=dtype, device=device)
 
     def forward(
-        self, hidden: Tensor, cos: Tensor, sin: Tensor, cache: KVCache, batch: AttentionBatch, slot_mapping: Tensor
+        self,
+        hidden: Tensor,
+        residual: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: KVCache,
+        batch: AttentionBatch,
+        slot_mapping: Tensor,
     ) -> Tensor:
-        hidden = hidden + self.attention(self.input_norm(hidden), cos, sin, cache, batch, slot_mapping)
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        """The output of the layer's MLP, not yet added to `residual`, as `hidden` is that of the layer before.
+
+        Both are [tokens, hidden]; `residual` is changed in place.
+        """
+        normed = self.input_norm(hidden, residual)
+        hidden = self.attention(normed, cos, sin, cache, batch, slot_mapping)
+        normed = self.mlp_norm(hidden, residual)
+        if isinstance(self.mlp, SparseMLP):
+            return self.mlp(normed, slot_mapping)
+        return self.mlp(normed)
 
 
 class Decoder(nn.Module):
@@ -120,7 +96,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = _parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.embed_tokens = parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.rotary = RotaryEmbedding(config.hf, config.head_dim, device)
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer, dtype=dtype, device=device) for layer in range(config.num_layers)
@@ -129,23 +105,40 @@ class Decoder(nn.Module):
         self.lm_head = (
             self.embed_tokens
             if config.tie_word_embeddings
-            else _parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+            else parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         )
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, cache: KVCache, batch: AttentionBatch, slot_mapping: Tensor
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        batch: AttentionBatch,
+        slot_mapping: Tensor,
+        out: Tensor | None = None,
     ) -> Tensor:
         """One step over the tokens of all its sequences, laid end to end.
 
-        `token_ids`, `positions` and `slot_mapping` are int64 [tokens]; `batch` says which tokens are whose.
-        Writes every token's keys and values into its slot of `cache`. Returns [tokens, hidden].
+        Writes every token's keys and values into its slot of `cache`.
+
+        Args:
+            token_ids: int32 or int64 [tokens].
+            positions: int32 or int64 [tokens].
+            cache: in the dtype of the model.
+            batch: which tokens are whose.
+            slot_mapping: int64 [tokens]. A token with a negative slot is padding: it writes nowhere.
+            out: [tokens, hidden] for the result; None: a new tensor.
+
+        Returns:
+            [tokens, hidden] in the dtype of the model.
         """
         hidden = F.embedding(token_ids, self.embed_tokens)
+        residual = torch.zeros_like(hidden)
         cos, sin = self.rotary(positions, hidden.dtype)
         for layer in self.layers:
-            hidden = layer(hidden, cos, sin, cache, batch, slot_mapping)
-        return self.norm(hidden)
+            hidden = layer(hidden, residual, cos, sin, cache, batch, slot_mapping)
+        return self.norm(hidden, residual, out)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> float32 [rows, vocab]; the product itself is in the model's dtype."""
-        return F.linear(hidden, self.lm_head).float()
+        """[rows, hidden] -> [rows, vocab], both in the dtype of the model."""
+        return F.linear(hidden, self.lm_head)

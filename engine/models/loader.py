@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from engine.models.config import ModelConfig, ModelError
-from engine.models.decoder import Attention, Decoder, DecoderLayer, Linear
+from engine.models.decoder import Attention, Decoder, DecoderLayer
+from engine.models.layers import MLP, Linear
+from engine.models.moe import SparseMLP
+from engine.models.weight_copy import WeightCopy
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 # Buffers that older versions of transformers saved; they follow from the config.
 _NOT_PARAMETERS = re.compile(r"(^|\.)rotary_emb\.inv_freq$|\.masked_bias$")
 _STORED_DTYPES = ("F64", "F32", "F16", "BF16")
@@ -30,13 +35,29 @@ class LoadError(ModelError):
     """Weights that do not fit the model; the message lists the tensors and files concerned."""
 
 
+@dataclass(frozen=True, slots=True)
+class _ExpertNames:
+    """What a family calls a mixture of experts and, below its `experts.<index>`, the projections of each."""
+
+    mlp: str
+    gate: str
+    up: str
+    down: str
+
+
+_EXPERT_NAMES = {
+    "mixtral": _ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2"),
+    "qwen3_moe": _ExpertNames("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
+}
+
+
 def load_decoder(
     folder: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device, dummy: bool = False
 ) -> Decoder:
     """The decoder with its weights, on `device` in `dtype`, for inference.
 
-    Tensors go one by one from the mapped files into parameters that already lie on the device, so the
-    host never holds a second copy of the model. With `dummy`, no file is read: weights are random, from
+    Tensors go from the mapped files into parameters that already lie on the device, so the host never
+    holds a second copy of the model. With `dummy`, no file is read: weights are random, from
     a fixed seed. Raises LoadError if a file is missing or broken, if a tensor has a wrong shape, and
     unless every stored tensor is used and every parameter filled.
     """
@@ -57,18 +78,34 @@ def checkpoint_slots(decoder: Decoder) -> dict[str, Tensor]:
     for index, layer in enumerate(decoder.layers):
         assert isinstance(layer, DecoderLayer)
         prefix = f"model.layers.{index}."
-        slots |= {prefix + name: place for name, place in _layer_slots(layer)}
+        slots |= {prefix + name: place for name, place in _layer_slots(layer, decoder.config.family)}
     return slots
 
 
-def _layer_slots(layer: DecoderLayer) -> Iterator[tuple[str, Tensor]]:
-    attention, mlp = layer.attention, layer.mlp
+def _layer_slots(layer: DecoderLayer, family: str) -> Iterator[tuple[str, Tensor]]:
     yield "input_layernorm.weight", layer.input_norm.weight
     yield "post_attention_layernorm.weight", layer.mlp_norm.weight
-    yield from _attention_slots(attention)
+    yield from _attention_slots(layer.attention)
+    if isinstance(layer.mlp, SparseMLP):
+        yield from _expert_slots(layer.mlp, _EXPERT_NAMES[family])
+    else:
+        yield from _mlp_slots(layer.mlp)
+
+
+def _mlp_slots(mlp: MLP) -> Iterator[tuple[str, Tensor]]:
     inner = mlp.down_proj.weight.shape[1]
     yield from _split_slots(mlp.gate_up_proj, ("mlp.gate_proj", "mlp.up_proj"), (inner, inner))
     yield from _split_slots(mlp.down_proj, ("mlp.down_proj",), mlp.down_proj.weight.shape[:1])
+
+
+def _expert_slots(mlp: SparseMLP, names: _ExpertNames) -> Iterator[tuple[str, Tensor]]:
+    yield f"{names.mlp}.gate.weight", mlp.router.weight
+    for index, (gate_up, down) in enumerate(zip(mlp.gate_up, mlp.down, strict=True)):
+        expert = f"{names.mlp}.experts.{index}"
+        gate, up = gate_up.chunk(2)
+        yield f"{expert}.{names.gate}.weight", gate
+        yield f"{expert}.{names.up}.weight", up
+        yield f"{expert}.{names.down}.weight", down
 
 
 def _attention_slots(attention: Attention) -> Iterator[tuple[str, Tensor]]:
@@ -121,10 +158,10 @@ def _weight_files(folder: Path) -> list[Path]:
 def _fill_from_files(slots: dict[str, Tensor], files: list[Path], tied: bool) -> None:
     stored = _check_headers(slots, files, tied)
     spare_head = stored.pop(HEAD) if tied and {EMBEDDING, HEAD} <= stored.keys() else None
-    for path, entries in groupby(stored.items(), key=lambda entry: entry[1]):
-        with _opened(path) as weights:
-            for name, _ in entries:
-                slots[name].copy_(weights.get_tensor(name))
+    with WeightCopy(slots[EMBEDDING].device) as weight_copy:
+        for path, entries in groupby(stored.items(), key=lambda entry: entry[1]):
+            with _opened(path) as weights:
+                weight_copy.copy((slots[name], weights.get_tensor(name)) for name, _ in entries)
     if spare_head is not None:
         _check_tied_head(slots[EMBEDDING], spare_head)
 

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from kernels.rope import rotary_cos_sin
+
 # The frequencies are one set, whatever the length of the sequence.
 FIXED_TYPES = ("default", "linear", "llama3", "yarn")
 # transformers computes the frequencies anew from the length of the sequence once it passes the original
@@ -63,15 +65,5 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin, each [tokens, 1, head_dim / 2] of `dtype`, for positions int64 [tokens].
-
-        Angles are float32: at dtype's precision, far positions would fall together.
-        """
-        angles = positions[:, None, None].float() * self.frequencies
-        return (angles.cos() * self.scaling).to(dtype), (angles.sin() * self.scaling).to(dtype)
-
-
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [tokens, heads, head_dim]; element i pairs with i + head_dim / 2, as in transformers."""
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        """cos and sin, each [tokens, head_dim / 2] of `dtype`, for positions int32 or int64 [tokens]."""
+        return rotary_cos_sin(positions, self.frequencies, self.scaling, dtype)

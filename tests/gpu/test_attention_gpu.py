@@ -14,6 +14,7 @@ import torch
 
 from kernels.attention import paged_attention
 from kernels.kv_write import write_kv
+from kernels.reference import reference_attention
 from tests.attention_cases import (
     BLOCK_SIZES,
     GROUPS,
@@ -25,6 +26,8 @@ from tests.attention_cases import (
     make_inputs,
     relative_error,
 )
+
+Lengths = tuple[tuple[int, int], ...]
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,6 +90,42 @@ def test_steps_of_decodes_alone_and_of_chunks_alone_match_the_reference() -> Non
         assert gpu_error(Case(lengths, 128, 4, 16, torch.bfloat16)) < TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.parametrize("lengths", [((1, 40_000),), ((1, 9), (1, 30_000), (1, 1)) * 3, ((1, 500),) * 1500])
+def test_decodes_cut_over_many_programs_and_many_decodes_match_the_reference(lengths: Lengths) -> None:
+    assert gpu_error(Case(lengths, 128, 4, 16, torch.bfloat16)) < TOLERANCE[torch.bfloat16]
+
+
+def test_repeated_launches_give_the_same_bits() -> None:
+    inputs = make_inputs(Case((*DECODES, (1, 20_000), (1, 5_000)), 128, 4, 16, torch.bfloat16), "cuda")
+    expected = inputs.run(paged_attention)
+    for _ in range(100):
+        assert torch.equal(inputs.run(paged_attention), expected)
+
+
+# traps 22, 23
+@pytest.mark.parametrize("lengths", [((1, 700), (1, 3), (1, 9000), (1, 64)), ((1, 700), (40, 300), (1, 9000), (7, 30))])
+def test_a_captured_graph_is_replayed_with_other_lengths_and_padding(lengths: Lengths) -> None:
+    inputs = make_inputs(Case(lengths, 128, 4, 16, torch.bfloat16), "cuda")
+    batch = inputs.batch
+    inputs.run(paged_attention)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = paged_attention(
+            inputs.query, inputs.key_cache, inputs.value_cache, batch, scale=inputs.scale, sliding_window=None
+        )
+    query_lens = [queries for queries, _ in lengths]
+    contexts = [context for _, context in lengths]
+    for real, shorter in [(4, 0), (4, 2), (3, 1), (2, 0), (1, 690), (4, 0)]:
+        lens = [max(context - shorter, queries) for queries, context in lengths[:real]]
+        padding = [0] * (4 - real)
+        batch.context_lens.copy_(torch.tensor(lens + padding))
+        batch.query_start[1:].copy_(torch.tensor(query_lens[:real] + padding).cumsum(0))
+        graph.replay()
+        expected = inputs.run(reference_attention)
+        assert relative_error(output[: len(expected)], expected) < TOLERANCE[torch.bfloat16]
+    assert contexts == batch.context_lens.tolist()
+
+
 # trap 20
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 100])
@@ -105,7 +144,7 @@ def test_a_later_chunk_attends_to_what_earlier_chunks_wrote() -> None:
     expected = whole.run(paged_attention)
     key_cache = torch.full_like(whole.key_cache, float("nan"))
     value_cache = torch.full_like(whole.value_cache, float("nan"))
-    table = whole.batch.block_tables
+    table = whole.tables
     for start, end in [(0, 100), (100, 101), (101, 300), (300, 600)]:
         position = torch.arange(start, end, device="cuda")
         block, offset = table[0, position // 16].long(), position % 16

@@ -11,7 +11,6 @@ import torch
 
 from engine.models.config import read_model_config
 from engine.request import Sampling
-from engine.sampler import gumbel_noise
 from engine.startup import EngineSettings, resolve, start
 from tests.oracle.greedy import complete, near_ties, start_engine
 from tests.tiny_models import save_tiny_model
@@ -47,13 +46,6 @@ def test_float32_gives_the_tokens_of_the_cpu(
             assert ours.token_ids.tolist() == theirs.token_ids.tolist()
 
 
-def test_the_noise_is_that_of_the_cpu() -> None:
-    keys = np.random.default_rng(0).integers(-(2**31), 2**31, (50, 2)).astype(np.int32)
-    on_cpu = gumbel_noise(keys, 5000, torch.device("cpu"))
-    on_gpu = gumbel_noise(keys, 5000, torch.device("cuda")).cpu()
-    assert torch.allclose(on_cpu, on_gpu, rtol=1e-5, atol=1e-5)
-
-
 def test_the_peak_stays_inside_the_memory_plan(tmp_path: Path) -> None:
     # traps 38, 39
     save_tiny_model(tmp_path, "llama", head_dim=64, hidden_size=512, vocab_size=50_000, max_position_embeddings=4096)
@@ -67,7 +59,7 @@ def test_the_peak_stays_inside_the_memory_plan(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     work = [rng.integers(0, 256, size).tolist() for size in rng.integers(1, 300, 400)]
     complete(started, work, max_tokens=20, temperature=0.7, top_p=0.9, top_k=50)
-    assert started.peak_bytes() - before <= plan.weights + plan.pool + plan.activations * 1.02 + (1 << 20)
+    assert started.peak_bytes() - before <= plan.weights + plan.pool + plan.graphs + plan.activations * 1.02 + (1 << 20)
 
 
 def test_the_pool_takes_what_is_free_less_the_reserve(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ NEAR_TIE = 1e-4
 def start_engine(folder: Path, **settings: Any) -> Started:
     """An engine in float32 on the model of a folder."""
     config = read_model_config(folder)
-    chosen = EngineSettings(**({"device": "cpu", "dtype": "float32", "kv_memory": 1 << 26} | settings))
+    values: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_memory": 1 << 26}
+    chosen = EngineSettings(**values | settings)
     return start(folder, config, chosen, resolve(chosen, config), Sampling(), end_token_ids=config.end_token_ids)
 
 

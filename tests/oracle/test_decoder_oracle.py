@@ -78,6 +78,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3",
         {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
+    "qwen3_moe, one dense layer": ("qwen3_moe", {}),
+    "qwen3_moe, every other layer sparse, all 8 of 8 experts": (
+        "qwen3_moe",
+        {"mlp_only_layers": [], "decoder_sparse_step": 2, "num_experts": 8, "num_experts_per_tok": 8},
+    ),
+    "qwen3_moe, weights as they are, window in all layers": (
+        "qwen3_moe",
+        {"norm_topk_prob": False, "sliding_window": 12},
+    ),
+    "mixtral": ("mixtral", {}),
+    "mixtral, window below a block": ("mixtral", {"sliding_window": 12}),
 }
 
 
@@ -125,7 +136,8 @@ class PagedSequences:
         positions = [torch.arange(self.computed[s], ends[s]) for s in members]
         lengths = [counts[s] for s in members]
         batch = AttentionBatch(
-            block_tables=self.block_tables[members],
+            block_tables=self.block_tables,
+            table_rows=torch.tensor(members, dtype=torch.int32),
             query_start=torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32),
             context_lens=torch.tensor([ends[s] for s in members], dtype=torch.int32),
             num_decodes=lengths.count(1),
@@ -221,6 +233,7 @@ def test_bfloat16_is_as_close_to_float32_as_transformers_is(tmp_path: Path) -> N
     shape = KVCacheShape(3, 2, 32, BLOCK_SIZE, torch.bfloat16)
     batch = AttentionBatch(
         block_tables=torch.arange(64, dtype=torch.int32)[:, None],
+        table_rows=torch.arange(64, dtype=torch.int32),
         query_start=torch.arange(65, dtype=torch.int32),
         context_lens=torch.ones(64, dtype=torch.int32),
         num_decodes=64,

@@ -1,0 +1,410 @@
+"""Paged attention of sequences with one query token, as a Triton kernel.
+
+The query heads that share a key/value head are the rows of a tile, which walks the keys with an online softmax
+(FlashAttention-2, arXiv:2307.08691). `kernels.attention_decode_plan` says which program walks which keys.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.attention_batch import AttentionBatch
+from kernels.attention_decode_plan import SHARE_FIELDS, decode_plan, share_begin, share_owner
+from kernels.attention_decode_tiles import DecodeTile, decode_tile
+
+_MERGED_ROWS = 32
+"""Rows of partial results that are merged at a time: 32 x 128 values are 64 registers of each thread."""
+_INTERPRETED_MULTIPROCESSORS = 2
+"""Stands for a GPU's where there is none, under Triton's interpreter."""
+
+
+def decode_attention(
+    output: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    sliding_window: int | None,
+) -> None:
+    """Fill `output` for every sequence with exactly one query token; the rows of all others keep what they hold.
+
+    Grid and scalar arguments depend on shapes alone, so a captured graph may be replayed with other lengths.
+    Launches share their workspace: they must follow one another, as on one stream.
+
+    Args:
+        output: [tokens, heads, head_dim] in the dtype of `query`, heads and head_dim contiguous.
+        query: as `output`.
+        key_cache: [num_blocks, block_size, kv_heads, head_dim], head_dim contiguous.
+        value_cache: as `key_cache`, with the same strides.
+        batch: the layout; the rows of its block tables are contiguous.
+        scale: positive factor of the scores before the softmax.
+        sliding_window: at least 1, or None for all keys.
+    """
+    block_size, kv_heads, head_dim = key_cache.shape[1:]
+    group = query.shape[1] // kv_heads
+    padded_group, padded_dim = triton.next_power_of_2(group), triton.next_power_of_2(head_dim)
+    tile = decode_tile(key_cache.dtype, padded_dim)
+    programs = _programs(query.device, tile, padded_dim * key_cache.element_size())
+    plan = decode_plan(batch, kv_heads=kv_heads, sliding_window=sliding_window, keys=tile.keys, programs=programs)
+    _decode_kernel[(programs,)](
+        output,
+        query,
+        key_cache,
+        value_cache,
+        batch.block_tables,
+        plan.decodes,
+        plan.shares,
+        plan.arrivals,
+        _parts(query.device, programs * 2 * group * (padded_dim + 2)),
+        scale * math.log2(math.e),
+        output.stride(0),
+        query.stride(0),
+        batch.block_tables.stride(0),
+        *key_cache.stride()[:3],
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        PADDED_GROUP=padded_group,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=padded_dim,
+        BLOCK_SIZE=block_size,
+        WINDOW=sliding_window or 0,
+        KEYS=tile.keys,
+        STAGES=tile.stages,
+        MERGED_PARTS=_MERGED_ROWS // padded_group,
+        num_warps=tile.warps,
+    )
+
+
+@lru_cache
+def _programs(device: torch.device, tile: DecodeTile, row_bytes: int) -> int:
+    """As many programs as the GPU holds at a time."""
+    if device.type == "cpu":
+        return _INTERPRETED_MULTIPROCESSORS * tile.programs
+    properties = torch.cuda.get_device_properties(device)
+    # Keys and values of a tile in each stage but one, and as much again for what else a program holds there.
+    program_bytes = 2 * (tile.stages - 1) * tile.keys * row_bytes * 3 // 2
+    resident = max(1, properties.shared_memory_per_multiprocessor // program_bytes)
+    return int(properties.multi_processor_count * min(tile.programs, resident))
+
+
+@lru_cache
+def _parts(device: torch.device, size: int) -> Tensor:
+    """float32 [size]: unfinished results, two places a program. At one address, as captured graphs need it."""
+    return torch.empty(size, dtype=torch.float32, device=device)
+
+
+# The tables' width varies between batches: specialised on, it would compile the kernel again.
+@triton.jit(do_not_specialize=["table_stride"])
+def _decode_kernel(
+    output: tl.tensor,
+    query: tl.tensor,
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    block_tables: tl.tensor,
+    decodes: tl.tensor,
+    shares: tl.tensor,
+    arrivals: tl.tensor,
+    parts: tl.tensor,
+    scale: tl.tensor,
+    output_stride: tl.tensor,
+    query_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    head_stride: tl.tensor,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    KEYS: tl.constexpr,
+    STAGES: tl.constexpr,
+    MERGED_PARTS: tl.constexpr,
+) -> None:
+    """One program walks its share of the line. `scale` includes log2(e); WINDOW 0 is none.
+
+    The tiles of one sequence and key/value head are a segment. One that lies within the share is written out. Of a
+    cut one, every program leaves its part, and the last to arrive merges the parts, in their order along the line.
+    A share cuts at most two: the segment in which it begins (place 0) and the one in which it ends (place 1).
+    """
+    ROWS: tl.constexpr = 16  # The fewest of a tensor core product.
+    program = tl.program_id(0)
+    share = shares + program * SHARE_FIELDS
+    quotient = tl.load(share)
+    remainder = tl.load(share + 1)
+    index = tl.load(share + 2)
+    head = tl.load(share + 3)
+    tile = tl.load(share + 4)
+    tiles = tl.load(share + 5)
+    token = tl.load(share + 6)
+    table_row = tl.load(share + 7)
+    context = tl.load(share + 8)
+    begin = share_begin(program, quotient, remainder)
+    end = share_begin(program + 1, quotient, remainder)
+    if begin == end:
+        return
+    first_segment = begin - tile
+    first_tiles = tiles
+    first_head = head
+    first_token = token
+
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, PADDED_DIM)
+    query_inside = (row < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    query_element = row[:, None] * HEAD_DIM + dim[None, :]
+    maximum = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, PADDED_DIM), tl.float32)
+    at = _first_key(context, WINDOW, KEYS) + tile * KEYS
+    table = block_tables + table_row.to(tl.int64) * table_stride
+    blocks = _load_blocks(table, at, context, BLOCK_SIZE, WINDOW, KEYS)
+    # One loop over all segments keeps loads in flight from one segment to the next. The blocks of the next tile are
+    # loaded a turn ahead, or the pipeline would spend one of its stages on them.
+    for position in tl.range(begin, end, num_stages=STAGES):
+        queries = tl.load(
+            query + token.to(tl.int64) * query_stride + head * (GROUP * HEAD_DIM) + query_element,
+            mask=query_inside,
+            other=0.0,
+        )
+        key_rows, value_rows, visible = _load_tile(
+            key_cache, value_cache, blocks, head.to(tl.int64) * head_stride, at, context,
+            block_stride, slot_stride, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, WINDOW, KEYS,
+        )  # fmt: skip
+        segment = position - tile
+        segment_head = head
+        segment_token = token
+        ends = tile + 1 == tiles
+        tile = tl.where(ends, 0, tile + 1)
+        head += ends.to(tl.int32)
+        if head == KV_HEADS:
+            head = 0
+            index += 1
+            entry = decodes + index * 4
+            tiles = tl.load(entry)
+            token = tl.load(entry + 1)
+            table_row = tl.load(entry + 2)
+            context = tl.load(entry + 3)
+        at = _first_key(context, WINDOW, KEYS) + tile * KEYS
+        table = block_tables + table_row.to(tl.int64) * table_stride
+        blocks = _load_blocks(table, at, context, BLOCK_SIZE, WINDOW, KEYS)
+
+        maximum, total, mixed = _attend(maximum, total, mixed, queries, key_rows, value_rows, visible, scale)
+        if ends & (segment >= begin):
+            result = (mixed / total[:, None]).to(output.dtype.element_ty)
+            to = output + segment_token.to(tl.int64) * output_stride + segment_head * (GROUP * HEAD_DIM)
+            tl.store(to + query_element, result, mask=query_inside)
+        elif ends | (position + 1 == end):
+            place = 2 * program + (segment >= begin).to(tl.int32)
+            _leave_part(parts, place, maximum, total, mixed, GROUP, PADDED_DIM, ROWS)
+        maximum = tl.where(ends, float("-inf"), maximum)
+        total = tl.where(ends, 0.0, total)
+        mixed = tl.where(ends, 0.0, mixed)
+
+    last_segment = end - tile
+    cuts_first = first_segment < begin
+    cuts_last = (tile > 0) & (last_segment >= begin)
+    if cuts_first | cuts_last:
+        tl.debug_barrier()  # An arrival releases the stores of all threads.
+    if cuts_first:
+        _arrive(
+            output, arrivals, parts, first_segment, first_tiles, first_token, first_head, quotient, remainder,
+            output_stride, GROUP, PADDED_GROUP, HEAD_DIM, PADDED_DIM, MERGED_PARTS,
+        )  # fmt: skip
+    if cuts_last:
+        _arrive(
+            output, arrivals, parts, last_segment, tiles, token, head, quotient, remainder,
+            output_stride, GROUP, PADDED_GROUP, HEAD_DIM, PADDED_DIM, MERGED_PARTS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _first_key(context: tl.tensor, WINDOW: tl.constexpr, KEYS: tl.constexpr) -> tl.tensor:
+    """Where the first tile starts that holds a visible key: a multiple of KEYS."""
+    return tl.maximum(context - WINDOW, 0) // KEYS * KEYS if WINDOW > 0 else 0
+
+
+@triton.jit
+def _visible(at: tl.tensor, context: tl.tensor, WINDOW: tl.constexpr, KEYS: tl.constexpr) -> tl.tensor:
+    """Which keys of the tile at `at` the query sees; no others are read."""
+    key = at + tl.arange(0, KEYS)
+    visible = key < context
+    if WINDOW > 0:
+        visible &= key >= context - WINDOW
+    return visible
+
+
+@triton.jit
+def _load_blocks(
+    table: tl.tensor,
+    at: tl.tensor,
+    context: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    KEYS: tl.constexpr,
+) -> tl.tensor:
+    """The block of each key of a tile, [KEYS]; 0 for keys that are not visible, whose entries may hold anything.
+
+    As KEYS and BLOCK_SIZE are powers of two and `at` is a multiple of KEYS, a tile holds whole blocks or lies in one:
+    what belongs to a key is the sum of a scalar and a constant.
+    """
+    entry = at // BLOCK_SIZE + tl.arange(0, KEYS) // BLOCK_SIZE
+    return tl.load(table + entry, mask=_visible(at, context, WINDOW, KEYS), other=0)
+
+
+@triton.jit
+def _load_tile(
+    keys: tl.tensor,
+    values: tl.tensor,
+    blocks: tl.tensor,
+    head_offset: tl.tensor,
+    at: tl.tensor,
+    context: tl.tensor,
+    block_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    KEYS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Keys [PADDED_DIM, KEYS], values [KEYS, PADDED_DIM] and visibility [KEYS] of a tile, with 0 for what is not read."""
+    dim = tl.arange(0, PADDED_DIM)
+    visible = _visible(at, context, WINDOW, KEYS)
+    offset = at % BLOCK_SIZE + tl.arange(0, KEYS) % BLOCK_SIZE
+    slot = blocks.to(tl.int64) * block_stride + (offset * slot_stride + head_offset)
+    element = slot[:, None] + dim[None, :]
+    inside = visible[:, None]
+    if HEAD_DIM < PADDED_DIM:
+        inside &= (dim < HEAD_DIM)[None, :]
+    key_rows = tl.load(keys + element, mask=inside, other=0.0)
+    value_rows = tl.load(values + element, mask=inside, other=0.0)
+    return tl.trans(key_rows), value_rows, visible
+
+
+@triton.jit
+def _attend(
+    maximum: tl.tensor,
+    total: tl.tensor,
+    mixed: tl.tensor,
+    queries: tl.tensor,
+    key_columns: tl.tensor,
+    value_rows: tl.tensor,
+    visible: tl.tensor,
+    scale: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Take a tile, of which at least one key is visible, into the running maximum, sum and mixed values."""
+    # Float32 products would be TF32 by default.
+    scores = tl.dot(queries, key_columns, input_precision="ieee")
+    scores = tl.where(visible[None, :], scores, float("-inf"))
+    new_maximum = tl.maximum(maximum, tl.max(scores, 1) * scale)
+    weights = tl.exp2(scores * scale - new_maximum[:, None])
+    decay = tl.exp2(maximum - new_maximum)
+    total = total * decay + tl.sum(weights, 1)
+    mixed = tl.dot(weights.to(value_rows.dtype), value_rows, mixed * decay[:, None], input_precision="ieee")
+    return new_maximum, total, mixed
+
+
+@triton.jit
+def _leave_part(
+    parts: tl.tensor,
+    place: tl.tensor,
+    maximum: tl.tensor,
+    total: tl.tensor,
+    mixed: tl.tensor,
+    GROUP: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    """A part is mixed values [GROUP, PADDED_DIM], then maxima [GROUP], then sums [GROUP]."""
+    row = tl.arange(0, ROWS)
+    inside = row < GROUP
+    part = parts + place * (GROUP * (PADDED_DIM + 2))
+    tl.store(part + row[:, None] * PADDED_DIM + tl.arange(0, PADDED_DIM)[None, :], mixed, mask=inside[:, None])
+    tl.store(part + GROUP * PADDED_DIM + row, maximum, mask=inside)
+    tl.store(part + GROUP * PADDED_DIM + GROUP + row, total, mask=inside)
+
+
+@triton.jit
+def _arrive(
+    output: tl.tensor,
+    arrivals: tl.tensor,
+    parts: tl.tensor,
+    segment: tl.tensor,
+    tiles: tl.tensor,
+    token: tl.tensor,
+    head: tl.tensor,
+    quotient: tl.tensor,
+    remainder: tl.tensor,
+    output_stride: tl.tensor,
+    GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    MERGED_PARTS: tl.constexpr,
+) -> None:
+    """Count a part of the cut segment that starts at tile `segment` of the line, and merge all if it was the last."""
+    first = share_owner(segment, quotient, remainder)
+    last = share_owner(segment + tiles - 1, quotient, remainder)
+    arrived = tl.atomic_add(arrivals + first, 1, sem="acq_rel", scope="gpu")
+    if arrived == last - first:
+        tl.store(arrivals + first, 0)
+        result = _merge(parts, first, last, GROUP, PADDED_GROUP, PADDED_DIM, MERGED_PARTS)
+        row = tl.arange(0, PADDED_GROUP)
+        dim = tl.arange(0, PADDED_DIM)
+        inside = (row < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+        to = output + token.to(tl.int64) * output_stride + head * (GROUP * HEAD_DIM)
+        tl.store(
+            to + row[:, None] * HEAD_DIM + dim[None, :],
+            result.to(output.dtype.element_ty),
+            mask=inside,
+        )
+
+
+@triton.jit
+def _merge(
+    parts: tl.tensor,
+    first: tl.tensor,
+    last: tl.tensor,
+    GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    MERGED_PARTS: tl.constexpr,
+) -> tl.tensor:
+    """Attention of a segment from the parts that programs `first` to `last` left, [PADDED_GROUP, PADDED_DIM].
+
+    Parts are read past the first-level cache, which does not see what other multiprocessors write.
+    """
+    row = tl.arange(0, PADDED_GROUP)
+    dim = tl.arange(0, PADDED_DIM)
+    maximum = tl.full((PADDED_GROUP,), float("-inf"), tl.float32)
+    total = tl.zeros((PADDED_GROUP,), tl.float32)
+    mixed = tl.zeros((PADDED_GROUP, PADDED_DIM), tl.float32)
+    for at in tl.range(first, last + 1, MERGED_PARTS, num_stages=1):
+        program = at + tl.arange(0, MERGED_PARTS)
+        inside = (program <= last)[:, None] & (row < GROUP)[None, :]
+        place = 2 * program + (program == first).to(tl.int32)
+        part = parts + place[:, None] * (GROUP * (PADDED_DIM + 2))
+        statistics = part + GROUP * PADDED_DIM + row[None, :]
+        maxima = tl.load(statistics, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        totals = tl.load(statistics + GROUP, mask=inside, other=0.0, cache_modifier=".cg")
+        element = (part + row[None, :] * PADDED_DIM)[:, :, None] + dim[None, None, :]
+        values = tl.load(element, mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
+        new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
+        # Spare rows have seen nothing, and -inf - -inf would be NaN.
+        shift = tl.where(row < GROUP, new_maximum, 0.0)
+        weights = tl.exp2(maxima - shift[None, :])
+        decay = tl.exp2(maximum - shift)
+        total = total * decay + tl.sum(totals * weights, 0)
+        mixed = mixed * decay[:, None] + tl.sum(values * weights[:, :, None], 0)
+        maximum = new_maximum
+    return mixed / total[:, None]

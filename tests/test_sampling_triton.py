@@ -1,0 +1,49 @@
+"""The noise of the Triton kernels, on its own."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from kernels.sampling_torch import gumbel_noise
+from tests.sampling_cases import make_settings
+
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+kernels = pytest.importorskip("kernels.sampling_triton")
+
+exponential = kernels._exponential
+minus_log1p_minus = kernels._minus_log1p_minus
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="tensors of the CPU")
+
+
+@triton.jit
+def _noise_kernel(out, keys, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    token = tl.arange(0, SIZE)
+    tl.store(out + token, exponential(token, tl.load(keys), tl.load(keys + 1)))
+
+
+@triton.jit
+def _logarithm_kernel(out, source, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    offset = tl.arange(0, SIZE)
+    tl.store(out + offset, minus_log1p_minus(tl.load(source + offset)))
+
+
+def test_noise_is_that_of_the_torch_form() -> None:
+    size = 2**18
+    settings, out = make_settings(1), torch.empty(1, size)
+    _noise_kernel[(1,)](out, settings.keys, SIZE=size)
+    torch.testing.assert_close(-out.double().log(), gumbel_noise(settings.keys, size).double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("exponent", [-33, -26, -24, -12, -2])
+def test_logarithm_is_exact_down_to_the_least_noise(exponent: int) -> None:
+    size = 4096
+    u = torch.linspace(1, 3.999, size) * 2.0**exponent
+    for source in (u, (1 - u).clamp(2.0**-33, 1 - 2.0**-24)):
+        out = torch.empty(size)
+        _logarithm_kernel[(1,)](out, source, SIZE=size)
+        torch.testing.assert_close(out.double(), -torch.log1p(-source.double()), rtol=3e-7, atol=0)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from benchmarks.workloads import LARGEST_ID, WORKLOADS, Work, in_prefix_order, totals
+
+DIGESTS = {
+    "nano": "4db39767352f329f1708cf5a835f665c",
+    "onesys": "a17b061ad59b603f51ed4b642666207e",
+    "chat": "f6678e9f59f409fb6df484d8a63ab26f",
+    "rag": "608549484a73c6bd055fddcd2c9a44b0",
+    "groups": "d85a92ce904f16b435644d383bf68900",
+}
+"""Of the ids and lengths that all published figures were measured with."""
+HIGHEST_HIT_RATES = {"nano": 0.0, "onesys": 0.9521, "chat": 0.0, "rag": 0.8584, "groups": 0.7955}
+
+
+def digest(work: list[Work]) -> str:
+    """Of the prompt length, output length and ids of each request, as little-endian int32."""
+    total = hashlib.sha256()
+    for prompt, new_tokens in work:
+        total.update(np.array([len(prompt), new_tokens, *prompt], "<i4").tobytes())
+    return total.hexdigest()[:32]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_is_the_published_one_token_for_token(name: str) -> None:
+    work = WORKLOADS[name](1.0)
+    assert digest(work) == DIGESTS[name]
+    assert totals(work, 16)["highest_hit_rate"] == HIGHEST_HIT_RATES[name]
+    assert {item.prompt.dtype for item in work} == {np.dtype(np.int32)}
+    assert max(int(item.prompt.max()) for item in work) <= LARGEST_ID
+
+
+@pytest.mark.parametrize(
+    ("name", "requests"), [("nano", 25), ("onesys", 409), ("chat", 204), ("rag", 400), ("groups", 80)]
+)
+def test_a_scale_makes_that_share_of_the_requests(name: str, requests: int) -> None:
+    assert len(WORKLOADS[name](0.1)) == requests
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_smallest_scale_makes_one_request_or_group(name: str) -> None:
+    assert len(WORKLOADS[name](1e-9)) == (8 if name in ("rag", "groups") else 1)
+
+
+def test_prefix_order_brings_shuffled_groups_together() -> None:
+    ordered = in_prefix_order(WORKLOADS["groups"](0.05))
+    documents = [item.prompt[:2000].tobytes() for item in ordered]
+    assert [documents.index(document) // 8 for document in documents] == [index // 8 for index in range(40)]
+
+
+def test_totals_count_whole_blocks_and_leave_a_token_to_compute() -> None:
+    prompt = np.arange(48, dtype=np.int32)
+    counts = totals([Work(prompt, 3), Work(prompt, 4)], 16)
+    assert counts == {"requests": 2, "prompt_tokens": 96, "output_tokens": 7, "highest_hit_rate": round(32 / 96, 4)}
