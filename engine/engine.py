@@ -215,7 +215,7 @@ class Engine:
             self._scheduler.release(slot)
         failed = drawn.failed & ~dropped
         going = ~drawn.failed & ~dropped
-        completions = self._end_failed(slots[failed], positions[failed])
+        completions = self._end_failed(slots[failed], positions[failed]) if failed.any() else []
         completions += self._advance(slots[going], positions[going], drawn.token_ids[going])
         stats = replace(
             launched.stats,
@@ -235,6 +235,8 @@ class Engine:
         if stop_at:
             stopped |= np.isin(slots, list(stop_at))
         ended = stopped | (positions + 1 >= table.token_limit[slots])
+        if not ended.any():
+            return []
         table.num_tokens[slots[ended]] = positions[ended] + 1  # a token drawn after its end does not count
         completions = []
         for slot, by_stop in zip(slots[ended].tolist(), stopped[ended].tolist(), strict=True):

@@ -67,7 +67,7 @@ def plan_memory(
     device = next(model.parameters()).device
     if device.type == "cuda":
         activations = _measure_activations(model, shape, limits, sampling)
-        captured = _measure_graphs(model, shape, limits) if graphs else 0
+        captured = _measure_graphs(model, shape, limits, sampling) if graphs else 0
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         reserve = GPU_RESERVE_BYTES
@@ -105,12 +105,12 @@ def _measure_activations(model: Decoder, shape: KVCacheShape, limits: Limits, sa
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _measure_graphs(model: Decoder, shape: KVCacheShape, limits: Limits) -> int:
+def _measure_graphs(model: Decoder, shape: KVCacheShape, limits: Limits, sampling: Sampling) -> int:
     """Bytes that all graphs take, from what the two largest do: the first makes the memory that the others share."""
     device = next(model.parameters()).device
     torch.cuda.empty_cache()
     free = [torch.cuda.mem_get_info(device)[0]]
-    runner = ModelRunner(model, KVCache(shape, 1, device), limits, graphs=True)
+    runner = ModelRunner(model, KVCache(shape, 1, device), limits, graphs=True, filtered=sampling.filtered)
     assert runner.graphs is not None
     for count in (1, 2):
         runner.capture(count)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from kernels.sampling import SamplingSettings, sample_tokens
 from torch import Tensor
 
-from engine.batch import Batch, SamplingBatch
+from engine.batch import Batch
 from engine.executor import Drawn
 from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
-from engine.sampler import position_keys
 from engine.scheduler import Limits
-from engine.step_graphs import StepGraphs
-from engine.step_inputs import StepInputs, input_arrays
+from engine.step_graphs import GraphKey, StepGraphs
+from engine.step_inputs import StepInputs, exact_shape
 from engine.upload import Upload
 from kernels.attention import AttentionBatch
+from kernels.sampling import SamplingSettings, sample_tokens
 
 SAMPLED_ROWS_AT_ONCE = 512
 """Rows whose logits exist at the same time: bounds the sampler's memory at a large vocabulary."""
@@ -30,85 +28,107 @@ class ModelRunner:
 
     What changes little stays on the device: the block tables, which a batch changes, and the last token of
     every slot, which the next step reads without the host. `vocab_limit` is the number of ids the tokenizer
-    knows: a head is often padded beyond it, and those ids must never be drawn. With `graphs`, small steps
-    run from CUDA graphs once `capture` was called.
+    knows: a head is often padded beyond it, and those ids must never be drawn. With `graphs`, steps run from
+    CUDA graphs once `capture` was called; `filtered` says whether their rows may draw from a part of the
+    vocabulary only (top-k, top-p, min-p), which takes kernels of its own.
     """
 
     def __init__(
-        self, model: Decoder, cache: KVCache, limits: Limits, *, vocab_limit: int | None = None, graphs: bool = False
+        self,
+        model: Decoder,
+        cache: KVCache,
+        limits: Limits,
+        *,
+        vocab_limit: int | None = None,
+        graphs: bool = False,
+        filtered: bool = False,
     ) -> None:
         self._model = model
         self._cache = cache
         self._vocab_limit = vocab_limit
+        self._filtered = filtered
         self._max_context_len = limits.max_model_len
         self._device = next(model.parameters()).device
-        width = -(-limits.max_model_len // cache.block_size)
-        self._block_tables = torch.zeros(limits.max_seqs, width, dtype=torch.int32, device=self._device)
-        self._last_tokens = torch.zeros(limits.max_seqs, dtype=torch.int32, device=self._device)
-        self._uploads = (Upload(self._device), Upload(self._device))
+        self._tables_shape = (limits.max_seqs + 1, -(-limits.max_model_len // cache.block_size))
+        self._block_tables = torch.zeros(self._tables_shape, dtype=torch.int32, device=self._device)
+        self._last_tokens = torch.zeros(limits.max_seqs + 1, dtype=torch.int32, device=self._device)
+        self._upload = Upload(self._device)
         self._results = _Results(limits.max_seqs, self._device)
         self.graphs: StepGraphs | None = None
         if graphs:
-            self.graphs = StepGraphs(limits.max_seqs, limits.max_batch_tokens, self._device)
-            size = (self.graphs.largest, model.config.hidden_size)
+            self.graphs = StepGraphs(limits, self._tables_shape, self._device)
+            size = (self.graphs.keys[0].tokens, model.config.hidden_size)
             self._hidden = torch.zeros(size, dtype=model.embed_tokens.dtype, device=self._device)
+            self._drawn = torch.zeros(limits.max_seqs, dtype=torch.int32, device=self._device)
 
     @torch.inference_mode()
     def capture(self, count: int | None = None) -> None:
         """Capture the graphs, or the `count` largest of them."""
         if self.graphs is not None:
             for key in self.graphs.keys[:count]:
-                self.graphs.capture(key, self._compute_graph)
+                self.graphs.capture(key, self._compute_captured)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedBatch:
         """Start computing the batch's tokens and drawing the successors of its sampled ones."""
-        sampling, rows = batch.sampling, len(batch.sampled_tokens)
-        changes, tokens, slots, *settings = self._uploads[0].send(
-            [
-                batch.block_changes,
-                batch.sampled_tokens,
-                batch.sampled_slots,
-                sampling.temperature,
-                sampling.top_p,
-                sampling.top_k,
-                sampling.min_p,
-                position_keys(sampling.row_key, sampling.position),
-                sampling.suppressed,
-            ]
-        )
-        if batch.block_changes.size:
-            self._block_tables[changes[0].long(), changes[1].long()] = changes[2]
-        hidden = self._forward(batch)
-        if rows < len(batch.token_ids):
-            hidden = hidden[tokens]
+        rows = len(batch.sampled_tokens)
+        if self._replay_decodes(batch):
+            return self._results.fetch(self._drawn[:rows])
+        hidden, inputs = self._hidden_states(batch)
+        suppressed = inputs.suppressed
+        if len(suppressed) < len(batch.sampling.suppressed):
+            suppressed = self._upload.send([batch.sampling.suppressed])[0]
         drawn = torch.empty(rows, dtype=torch.int32, device=self._device)
-        for part, chosen in _slices(sampling, settings):
-            logits = self._model.logits(hidden[part])[:, : self._vocab_limit]
-            sample_tokens(logits, chosen, out=drawn[part])
-        self._last_tokens.index_copy_(0, slots, drawn.clamp(min=0))
+        settings = _settings(inputs, rows, suppressed, filtered=batch.sampling.filtered)
+        self._draw(hidden[inputs.sampled_tokens[:rows]], settings, drawn)
+        self._keep(drawn, inputs.sampled_slots[:rows])
         return self._results.fetch(drawn)
 
     def memory(self) -> tuple[int, int]:
         """Bytes the CUDA allocator has given out and reserved; zeros on a CPU."""
         if self._device.type != "cuda":
             return 0, 0
-        return torch.cuda.memory_allocated(self._device), torch.cuda.memory_reserved(self._device)
+        # memory_allocated() and memory_reserved() each flatten all statistics first, at 0.3 ms.
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        return stats["allocated_bytes"]["all"]["current"], stats["reserved_bytes"]["all"]["current"]
 
-    def _forward(self, batch: Batch) -> Tensor:
-        """Hidden states of all tokens of a batch, [tokens, hidden]."""
-        if self.graphs is not None and self.graphs.run(batch):
-            return self._hidden[: len(batch.token_ids)]
-        inputs = StepInputs(*self._uploads[1].send(input_arrays(batch)))
-        return self._compute(inputs, num_decodes=batch.num_decodes, max_query_len=int(np.diff(batch.query_start).max()))
+    def _replay_decodes(self, batch: Batch) -> bool:
+        """Start a step of decodes alone, draws included, from its graph; False if there is none for it."""
+        every_token_is_sampled = len(batch.sampled_tokens) == len(batch.slots) == len(batch.token_ids)
+        if self.graphs is None or not every_token_is_sampled or (batch.sampling.filtered and not self._filtered):
+            return False
+        key = self.graphs.key_for(batch, mixed=False)
+        if key is None:
+            return False
+        self.graphs.run(key, batch)
+        return True
 
-    def _compute_graph(self, inputs: StepInputs, max_query_len: int) -> None:
-        tokens = len(inputs.token_ids)
-        self._compute(inputs, num_decodes=tokens, max_query_len=max_query_len, out=self._hidden[:tokens])
+    def _hidden_states(self, batch: Batch) -> tuple[Tensor, StepInputs]:
+        """Hidden states of all tokens of a batch, [tokens, hidden], from a graph where there is one."""
+        key = None if self.graphs is None else self.graphs.key_for(batch, mixed=True)
+        if self.graphs is not None and key is not None:
+            return self._hidden, self.graphs.run(key, batch)
+        shape = exact_shape(batch, self._tables_shape)
+        arrays = shape.empty()
+        shape.fill(arrays, batch)
+        inputs = StepInputs(*self._upload.send(arrays))
+        longest = int(np.diff(batch.query_start).max())
+        return self._compute(inputs, num_decodes=batch.num_decodes, max_query_len=longest), inputs
+
+    def _compute_captured(self, inputs: StepInputs, key: GraphKey) -> None:
+        """What a graph holds: a step of decodes with its draws, a mixed one up to the hidden states."""
+        rows = len(inputs.table_rows)
+        longest = key.tokens if key.mixed else 1
+        hidden = self._compute(inputs, num_decodes=rows, max_query_len=longest, out=self._hidden[: key.tokens])
+        if not key.mixed:
+            settings = _settings(inputs, rows, inputs.suppressed, filtered=self._filtered)
+            self._draw(hidden, settings, self._drawn[:rows])
+            self._keep(self._drawn[:rows], inputs.sampled_slots)
 
     def _compute(
         self, inputs: StepInputs, *, num_decodes: int, max_query_len: int, out: Tensor | None = None
     ) -> Tensor:
+        self._block_tables.view(-1).index_put_((inputs.changed_places,), inputs.changed_blocks)
         layout = AttentionBatch(
             block_tables=self._block_tables,
             table_rows=inputs.table_rows,
@@ -121,6 +141,17 @@ class ModelRunner:
         unread = self._last_tokens[(-1 - inputs.token_ids).clamp_(min=0)]
         token_ids = torch.where(inputs.token_ids < 0, unread, inputs.token_ids)
         return self._model(token_ids, inputs.positions, self._cache, layout, inputs.slot_mapping, out=out)
+
+    def _draw(self, hidden: Tensor, settings: SamplingSettings, drawn: Tensor) -> None:
+        """Draw a token for each of `hidden` [rows, hidden] into `drawn` int32 [rows]."""
+        for start in range(0, len(hidden), SAMPLED_ROWS_AT_ONCE):
+            part = slice(start, min(start + SAMPLED_ROWS_AT_ONCE, len(hidden)))
+            logits = self._model.logits(hidden[part])[:, : self._vocab_limit]
+            sample_tokens(logits, _part(settings, part), out=drawn[part])
+
+    def _keep(self, drawn: Tensor, slots: Tensor) -> None:
+        """Remember the draws for the next step; those of rows that failed are dropped later."""
+        self._last_tokens.index_copy_(0, slots, drawn.clamp(min=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,24 +187,27 @@ class _Results:
         return LaunchedBatch(place, copied)
 
 
-def _slices(sampling: SamplingBatch, settings: list[Tensor]) -> Iterator[tuple[slice, SamplingSettings]]:
-    """The sampled rows in parts of bounded size, with the settings of each."""
-    temperature, top_p, top_k, min_p, keys, suppressed = settings
-    rows = len(temperature)
-    for start in range(0, rows, SAMPLED_ROWS_AT_ONCE):
-        part = slice(start, min(start + SAMPLED_ROWS_AT_ONCE, rows))
-        pairs = suppressed[slice(*np.searchsorted(sampling.suppressed[:, 0], (part.start, part.stop)).tolist())]
-        if start and len(pairs):
-            pairs = torch.stack((pairs[:, 0] - start, pairs[:, 1]), dim=1)
-        yield (
-            part,
-            SamplingSettings(
-                temperature=temperature[part],
-                top_p=top_p[part],
-                top_k=top_k[part],
-                min_p=min_p[part],
-                keys=keys[part],
-                suppressed=pairs,
-                filtered=sampling.filtered,
-            ),
-        )
+def _settings(inputs: StepInputs, rows: int, suppressed: Tensor, *, filtered: bool) -> SamplingSettings:
+    return SamplingSettings(
+        temperature=inputs.temperature[:rows],
+        top_p=inputs.top_p[:rows],
+        top_k=inputs.top_k[:rows],
+        min_p=inputs.min_p[:rows],
+        keys=inputs.keys[:rows],
+        suppressed=suppressed,
+        filtered=filtered,
+    )
+
+
+def _part(settings: SamplingSettings, part: slice) -> SamplingSettings:
+    """The settings of a range of rows. Pairs of rows outside it are out of range, which suppresses nothing."""
+    pairs = settings.suppressed
+    return SamplingSettings(
+        temperature=settings.temperature[part],
+        top_p=settings.top_p[part],
+        top_k=settings.top_k[part],
+        min_p=settings.min_p[part],
+        keys=settings.keys[part],
+        suppressed=torch.stack((pairs[:, 0] - part.start, pairs[:, 1]), dim=1) if part.start and len(pairs) else pairs,
+        filtered=settings.filtered,
+    )

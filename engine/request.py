@@ -33,6 +33,11 @@ class Sampling:
     ignore_eos: bool = False
     seed: int = 0
 
+    @property
+    def filtered(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary only."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or not all(self.stop):
             raise ValueError(f"max_tokens {self.max_tokens} must be 1 or more, and stop strings {self.stop} not empty")

@@ -141,7 +141,9 @@ def start(
             "or raise engine.kv_memory",
         )
     cache = KVCache(shape, plan.num_blocks, resolved.device)
-    runner = ModelRunner(model, cache, resolved.limits, vocab_limit=vocab_limit, graphs=graphs)
+    runner = ModelRunner(
+        model, cache, resolved.limits, vocab_limit=vocab_limit, graphs=graphs, filtered=sampling.filtered
+    )
     runner.capture()
     engine = Engine(
         runner,

@@ -1,15 +1,18 @@
-"""Forward passes captured as CUDA graphs, for steps of few tokens, whose kernels take less time than their launches."""
+"""Steps captured as CUDA graphs: one launch for what would take hundreds."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
 from engine.batch import Batch
-from engine.step_inputs import StepInputs, padded_arrays
-from engine.upload import Upload, lay_out
+from engine.scheduler import Limits
+from engine.step_inputs import StepInputs, StepShape
+from engine.upload import STAGES, Array, lay_out
 
 DECODE_SIZES = (
     *(1, 2, 4),
@@ -19,11 +22,19 @@ DECODE_SIZES = (
     *range(320, 513, 64),
     *range(640, 1025, 128),
 )
-MIXED_SIZES = (16, 64, 128, 256, 384, 512, 768, 1024)
+MIXED_SIZES = (16, 64, *range(128, 2049, 128), *range(2560, 8193, 512))
 """Tokens of the captured steps, of decodes alone and with prompt chunks among them."""
 
-Forward = Callable[[StepInputs, int], None]
-"""Computes a step, given its inputs and the most query tokens that any of its sequences may have."""
+
+@dataclass(frozen=True, slots=True, order=True)
+class GraphKey:
+    """A captured step: its number of tokens, and whether there are prompt chunks among them."""
+
+    tokens: int
+    mixed: bool
+
+
+Compute = Callable[[StepInputs, GraphKey], None]
 
 
 class StepGraphs:
@@ -33,63 +44,103 @@ class StepGraphs:
     one after the other.
     """
 
-    def __init__(self, max_seqs: int, max_batch_tokens: int, device: torch.device) -> None:
-        self.decode_sizes = _up_to(DECODE_SIZES, max_seqs)
-        self.mixed_sizes = _up_to(MIXED_SIZES, min(max_batch_tokens, MIXED_SIZES[-1]))
-        self._upload = Upload(device)
-        _, length = lay_out(padded_arrays(None, self.largest))
-        self._inputs = torch.zeros(length, dtype=torch.uint8, device=device)
-        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
-        self._stream = torch.cuda.Stream(device)
+    def __init__(self, limits: Limits, tables: tuple[int, int], device: torch.device) -> None:
+        self._decode_sizes = _up_to(DECODE_SIZES, limits.max_seqs)
+        self._mixed_sizes = _up_to(MIXED_SIZES, min(limits.max_batch_tokens, MIXED_SIZES[-1]))
+        self._max_seqs = limits.max_seqs
+        self._tables = tables
+        self._stages = _Stages(lay_out(self._shape(self.keys[0]).empty())[1], device)
+        self._places: dict[GraphKey, _Places] = {}
+        self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
+        self._stream = _capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     @property
-    def largest(self) -> int:
-        """Tokens of the largest captured step."""
-        return max(self.decode_sizes[-1], self.mixed_sizes[-1])
+    def keys(self) -> list[GraphKey]:
+        """All graphs, largest first: the others fit into its memory."""
+        decodes = [GraphKey(size, False) for size in self._decode_sizes]
+        return sorted(decodes + [GraphKey(size, True) for size in self._mixed_sizes], reverse=True)
 
-    @property
-    def keys(self) -> list[tuple[int, bool]]:
-        """(tokens, whether there are prompt chunks) of all graphs, largest first: the others fit into its memory."""
-        decodes = [(size, False) for size in self.decode_sizes]
-        mixed = [(size, True) for size in self.mixed_sizes]
-        return sorted(decodes + mixed, reverse=True)
-
-    def capture(self, key: tuple[int, bool], forward: Forward) -> None:
-        """Capture one graph of `forward`, which must leave its result in memory of its own.
+    def capture(self, key: GraphKey, compute: Compute) -> None:
+        """Capture one graph of `compute`, which must leave its results in memory of its own.
 
         The step is computed once before, without a single token, so that its kernels are loaded.
         """
-        size, mixed = key
-        arrays = padded_arrays(None, size)
-        self._upload.send_into(self._inputs, arrays)
-        fields, _ = lay_out(arrays)
-        inputs = StepInputs(*(field.of(self._inputs) for field in fields))
-        max_query_len = size if mixed else 1
-        torch.cuda.synchronize()
+        places = self._places[key] = _Places(self._shape(key), self._stages)
+        self._stages.send(places, None)
         graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
-            forward(inputs, max_query_len)
+            compute(places.inputs, key)
             torch.cuda.synchronize()
             # Other threads may allocate page-locked memory meanwhile.
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
-                forward(inputs, max_query_len)
+                compute(places.inputs, key)
             finally:
                 graph.capture_end()
         self._graphs[key] = graph
 
-    def run(self, batch: Batch) -> bool:
-        """Compute a step from its graph; False if no graph is large enough."""
-        tokens, mixed = len(batch.token_ids), batch.num_decodes < len(batch.slots)
-        sizes = self.mixed_sizes if mixed else self.decode_sizes
-        place = bisect_left(sizes, tokens)
-        graph = self._graphs.get((sizes[place], mixed)) if place < len(sizes) else None
-        if graph is None:
-            return False
-        self._upload.send_into(self._inputs, padded_arrays(batch, sizes[place]))
-        graph.replay()
-        return True
+    def key_for(self, batch: Batch, *, mixed: bool) -> GraphKey | None:
+        """The smallest captured step that holds a batch, None if there is none.
+
+        A mixed one, whose draws are not captured, leaves the suppressed pairs aside.
+        """
+        sizes = self._mixed_sizes if mixed else self._decode_sizes
+        place = bisect_left(sizes, len(batch.token_ids))
+        key = GraphKey(sizes[place], mixed) if place < len(sizes) else None
+        if key is None or key not in self._graphs:
+            return None
+        shape, pairs = self._places[key].shape, 0 if mixed else len(batch.sampling.suppressed)
+        return key if batch.block_changes.shape[1] <= shape.changes and pairs <= shape.pairs else None
+
+    def run(self, key: GraphKey, batch: Batch) -> StepInputs:
+        """Start a captured step; its inputs on the device, padding included, until the next one is started."""
+        places = self._places[key]
+        self._stages.send(places, batch)
+        self._graphs[key].replay()
+        return places.inputs
+
+    def _shape(self, key: GraphKey) -> StepShape:
+        """A decode changes one block at most. A prompt whose beginning was found changes many for few tokens."""
+        return StepShape(
+            tokens=key.tokens,
+            sequences=min(key.tokens, self._max_seqs),
+            changes=4 * key.tokens if key.mixed else key.tokens,
+            pairs=0 if key.mixed else key.tokens,
+            tables=self._tables,
+        )
+
+
+class _Stages:
+    """The buffer on the device that graphs read, and the page-locked ones that fill it in turn."""
+
+    def __init__(self, length: int, device: torch.device) -> None:
+        self.host = [torch.empty(length, dtype=torch.uint8, pin_memory=True) for _ in range(STAGES)]
+        self.device = torch.zeros(length, dtype=torch.uint8, device=device)
+        self._sent = 0
+
+    def send(self, places: _Places, batch: Batch | None) -> None:
+        turn = self._sent % STAGES
+        self._sent += 1
+        places.shape.fill(places.arrays[turn], batch)
+        self.device[: places.length].copy_(self.host[turn][: places.length], non_blocking=True)
+
+
+class _Places:
+    """Where the arrays of one shape lie in the stages."""
+
+    def __init__(self, shape: StepShape, stages: _Stages) -> None:
+        self.shape = shape
+        layout, self.length = lay_out(shape.empty())
+        self.arrays: list[list[Array]] = [[field.on_host(stage.numpy()) for field in layout] for stage in stages.host]
+        self.inputs = StepInputs(*(field.on_device(stages.device) for field in layout))
+
+
+@lru_cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all captures of a process, as cuBLAS keeps a workspace for each it has seen."""
+    return torch.cuda.Stream(device)
 
 
 def _up_to(sizes: tuple[int, ...], largest: int) -> tuple[int, ...]:

@@ -1,13 +1,15 @@
-"""What a forward pass reads, as arrays on the host and as tensors on the device."""
+"""What a step reads, as arrays on the host and as tensors on the device, with room for padding."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
 from engine.batch import Batch
+from engine.sampler import position_keys
 from engine.upload import Array
 
 NOWHERE = -1
@@ -16,7 +18,11 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """The tensors of one step; `engine.batch.Batch` says what they hold. `table_rows` int32 are its slots."""
+    """The tensors of one step; `engine.batch.Batch` says what they hold.
+
+    Block `changed_blocks` goes to place `changed_places` int64 of the flattened block tables. The last eight
+    hold one entry for each sampled row, `keys` two, and `suppressed` pairs of (row, token id).
+    """
 
     slot_mapping: Tensor
     positions: Tensor
@@ -24,40 +30,83 @@ class StepInputs:
     query_start: Tensor
     context_lens: Tensor
     table_rows: Tensor
+    changed_places: Tensor
+    changed_blocks: Tensor
+    sampled_tokens: Tensor
+    sampled_slots: Tensor
+    temperature: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    min_p: Tensor
+    keys: Tensor
+    suppressed: Tensor
 
 
-def input_arrays(batch: Batch) -> list[Array]:
-    """The arrays of a batch in the order of `StepInputs`."""
-    return [
-        batch.slot_mapping,
-        batch.positions,
-        batch.token_ids,
-        batch.query_start,
-        batch.context_lens,
-        batch.slots.astype(np.int32),
-    ]
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """Room for a step: `tokens`, `sequences` (and as many sampled rows), block `changes`, suppressed `pairs`.
 
-
-def padded_arrays(batch: Batch | None, size: int) -> list[Array]:
-    """The arrays of a batch, or of none, with padding up to `size` tokens and as many sequences.
-
-    Padding tokens belong to no sequence, and padding sequences have neither query tokens nor context.
+    `tables` is (rows, width) of the block tables. The row after the last slot takes the changes of padding,
+    and the place after the last slot its draws.
     """
-    if batch is None:
+
+    tokens: int
+    sequences: int
+    changes: int
+    pairs: int
+    tables: tuple[int, int]
+
+    @property
+    def spare_slot(self) -> int:
+        """The slot that no sequence gets."""
+        return self.tables[0] - 1
+
+    def empty(self) -> list[Array]:
+        """Arrays of this shape in the order of `StepInputs`, their content unset."""
+        tokens, rows = self.tokens, self.sequences
         return [
-            np.full(size, NOWHERE, np.int64),
-            np.zeros(size, np.int64),
-            np.zeros(size, np.int32),
-            np.zeros(size + 1, np.int32),
-            np.zeros(size, np.int32),
-            np.zeros(size, np.int32),
+            *(np.empty(tokens, np.int64), np.empty(tokens, np.int64), np.empty(tokens, np.int32)),
+            *(np.empty(rows + 1, np.int32), np.empty(rows, np.int32), np.empty(rows, np.int32)),
+            *(np.empty(self.changes, np.int64), np.empty(self.changes, np.int32)),
+            *(np.empty(rows, np.int64), np.empty(rows, np.int64)),
+            *(np.empty(rows, np.float32), np.empty(rows, np.float32)),
+            *(np.empty(rows, np.int32), np.empty(rows, np.float32)),
+            *(np.empty((rows, 2), np.int32), np.empty((self.pairs, 2), np.int32)),
         ]
-    fills = (NOWHERE, 0, 0, batch.query_start[-1], 0, 0)
-    lengths = (size, size, size, size + 1, size, size)
-    return [_padded(*item) for item in zip(input_arrays(batch), lengths, fills, strict=True)]
+
+    def fill(self, arrays: Sequence[Array], batch: Batch | None) -> None:
+        """Write a batch, or a step without a token, into `arrays` of this shape.
+
+        Padding tokens belong to no sequence, padding sequences have neither query tokens nor context, and what
+        padding changes and draws goes where nobody reads it.
+        """
+        spare_place = self.spare_slot * self.tables[1]
+        last = 0 if batch is None else batch.query_start[-1]
+        padding = (NOWHERE, 0, 0, last, 0, 0, spare_place, 0, 0, self.spare_slot, 0, 1, 0, 0, 0, -1)
+        values = [array[:0] for array in arrays] if batch is None else self._values(batch)
+        for array, value, fill in zip(arrays, values, padding, strict=True):
+            array[: len(value)] = value
+            array[len(value) :] = fill
+
+    def _values(self, batch: Batch) -> list[Array]:
+        sampling = batch.sampling
+        slots, places, blocks = batch.block_changes
+        return [
+            *(batch.slot_mapping, batch.positions, batch.token_ids),
+            *(batch.query_start, batch.context_lens, batch.slots),
+            *(slots.astype(np.int64) * self.tables[1] + places, blocks),
+            *(batch.sampled_tokens, batch.sampled_slots),
+            *(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p),
+            *(position_keys(sampling.row_key, sampling.position), sampling.suppressed[: self.pairs]),
+        ]
 
 
-def _padded(array: Array, length: int, fill: int) -> Array:
-    padded = np.full(length, fill, array.dtype)
-    padded[: len(array)] = array
-    return padded
+def exact_shape(batch: Batch, tables: tuple[int, int]) -> StepShape:
+    """The shape without padding. Rows that are not sampled leave room behind the sampled ones."""
+    return StepShape(
+        tokens=len(batch.token_ids),
+        sequences=len(batch.slots),
+        changes=batch.block_changes.shape[1],
+        pairs=len(batch.sampling.suppressed),
+        tables=tables,
+    )

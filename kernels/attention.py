@@ -56,11 +56,13 @@ def paged_attention(
     the outputs of queries before it. CUDA tensors are computed by a Triton kernel, CPU tensors by torch.
 
     Args:
-        query: [tokens, heads, head_dim], `batch.query_start[-1]` tokens. The stride over tokens is free.
+        query: [tokens, heads, head_dim], at least `batch.query_start[-1]` tokens; the outputs of further ones are not
+            defined. The stride over tokens is free.
         key_cache: [num_blocks, block_size, kv_heads, head_dim], in the dtype of `query`. Keys of the
             step's own tokens are already written.
         value_cache: as `key_cache`.
-        batch: the layout of the tokens.
+        batch: the layout of the tokens. Its tensors may change between the replays of a captured graph, but not
+            between calls outside of one; each graph needs a batch of its own.
         scale: positive factor of the scores before the softmax.
         sliding_window: at least 1, or None for all keys.
     """

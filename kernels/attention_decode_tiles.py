@@ -32,7 +32,7 @@ class DecodeTile:
 #       64       2      2         8       143       515      511      188       178
 _HALF = DecodeTile(keys=64, stages=2, warps=2, programs=4)
 # These two are checked for spilled registers, not tuned.
-_HALF_WIDE = DecodeTile(keys=32, stages=2, warps=4, programs=3)
+_HALF_WIDE = DecodeTile(keys=32, stages=2, warps=4, programs=2)
 _FLOAT32 = DecodeTile(keys=32, stages=2, warps=4, programs=2)
 
 

@@ -177,7 +177,7 @@ def _decode_kernel(
             other=0.0,
         )
         key_rows, value_rows, visible = _load_tile(
-            key_cache, value_cache, blocks, head.to(tl.int64) * head_stride, at, context,
+            key_cache, value_cache, blocks, head * head_stride, at, context,
             block_stride, slot_stride, HEAD_DIM, PADDED_DIM, BLOCK_SIZE, WINDOW, KEYS,
         )  # fmt: skip
         segment = position - tile
@@ -277,7 +277,7 @@ def _load_tile(
     WINDOW: tl.constexpr,
     KEYS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Keys [PADDED_DIM, KEYS], values [KEYS, PADDED_DIM] and visibility [KEYS] of a tile, with 0 for what is not read."""
+    """Keys [PADDED_DIM, KEYS], values [KEYS, PADDED_DIM], visibility [KEYS] of a tile, with 0 for what is not read."""
     dim = tl.arange(0, PADDED_DIM)
     visible = _visible(at, context, WINDOW, KEYS)
     offset = at % BLOCK_SIZE + tl.arange(0, KEYS) % BLOCK_SIZE

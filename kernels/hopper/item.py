@@ -89,7 +89,7 @@ def load_item(
     """
     item = gl.minimum(_item_of_turn(turn), num_items - 1)
     record = tiles + item // SHAPE.kv_heads * 4
-    head = (item % SHAPE.kv_heads).to(gl.int64)
+    head = item % SHAPE.kv_heads
     return head, gl.load(record), gl.load(record + 1), gl.load(record + 2), gl.load(record + 3)
 
 

@@ -34,8 +34,8 @@ def produce(
     for turn in range(num_turns(num_items)):
         head, table_row, query_begin, first_position, tokens = load_item(tiles, turn, num_items, SHAPE)
         table = block_tables + table_row.to(gl.int64) * table_stride
-        key_base = key_cache + head * head_stride
-        value_base = value_cache + head * head_stride
+        key_base = key_cache + head.to(gl.int64) * head_stride
+        value_base = value_cache + head.to(gl.int64) * head_stride
         last = first_position + tokens - 1
         first_tile = first_key_tile(first_position, SHAPE)
         last_tile = last // SHAPE.keys
