@@ -116,7 +116,7 @@ def _measure_graphs(model: Decoder, shape: KVCacheShape, limits: Limits, samplin
         runner.capture(count)
         torch.cuda.empty_cache()
         free.append(torch.cuda.mem_get_info(device)[0])
-    return free[0] - free[1] + (len(runner.graphs.keys) - 1) * max(0, free[1] - free[2])
+    return free[0] - free[1] + (runner.graphs.count - 1) * max(0, free[1] - free[2])
 
 
 def _largest_batch(rows: int, block_size: int, limits: Limits, sampling: Sampling) -> Batch:

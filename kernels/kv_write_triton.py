@@ -6,10 +6,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.epilogue import NO_EPILOGUE, Epilogue
+from kernels.epilogue_triton import MANY_TOKENS, epilogue_arguments, load_or, row_scale
 from kernels.kv_write import HeadNorms
 
 _TILE_HEADS = 8
 """Heads of one program."""
+_WIDE_TILE = 2048
+"""Elements of each half of a program's heads, for many tokens."""
 _ELEMENTS_PER_THREAD = 8
 """Of each half of a head; two bytes each, they make one access of 16 bytes."""
 
@@ -22,6 +26,7 @@ def rotate_and_write_kv_triton(
     value_cache: Tensor,
     slot_mapping: Tensor,
     norms: HeadNorms | None = None,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> None:
     """As `kernels.kv_write.rotate_and_write_kv`, without a result.
 
@@ -31,17 +36,24 @@ def rotate_and_write_kv_triton(
     _check_layout(qkv, cos, sin, key_cache, value_cache)
     kv_heads, head_dim = key_cache.shape[2:]
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
-    tiles = triton.cdiv(heads, _TILE_HEADS) + triton.cdiv(kv_heads, _TILE_HEADS)
     padded_half = triton.next_power_of_2(head_dim // 2)
+    tile_heads = _tile_heads(qkv.shape[0], heads, padded_half)
+    tiles = triton.cdiv(heads, tile_heads) + triton.cdiv(kv_heads, tile_heads)
     query_weight, key_weight, eps = (norms.query, norms.key, norms.eps) if norms else (None, None, 0.0)
     if qkv.shape[0]:
         _rotate_and_write_kernel[(qkv.shape[0], tiles)](
             qkv, cos, sin, query_weight, key_weight, key_cache, value_cache, slot_mapping,
-            eps, qkv.stride(0), *key_cache.stride()[:2],
+            eps, qkv.stride(0), *key_cache.stride()[:2], **epilogue_arguments(epilogue),
             HEADS=heads, KV_HEADS=kv_heads, HALF=head_dim // 2, PADDED_HALF=padded_half,
-            BLOCK_SIZE=key_cache.shape[1], TILE_HEADS=_TILE_HEADS, NORM=norms is not None,
-            num_warps=max(1, _TILE_HEADS * padded_half // (32 * _ELEMENTS_PER_THREAD)),
+            BLOCK_SIZE=key_cache.shape[1], TILE_HEADS=tile_heads,
+            num_warps=max(1, tile_heads * padded_half // (32 * _ELEMENTS_PER_THREAD)),
         )  # fmt: skip
+
+
+def _tile_heads(tokens: int, heads: int, padded_half: int) -> int:
+    if tokens < MANY_TOKENS:
+        return _TILE_HEADS
+    return max(_TILE_HEADS, min(triton.next_power_of_2(heads), _WIDE_TILE // padded_half))
 
 
 def _check_layout(qkv: Tensor, cos: Tensor, sin: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
@@ -71,77 +83,97 @@ def _rotate_and_write_kernel(
     qkv_stride: tl.tensor,
     block_stride: tl.tensor,
     slot_stride: tl.tensor,
+    rows: tl.tensor,
+    rows_stride: tl.tensor,
+    rows_eps: tl.tensor,
+    bias: tl.tensor,
+    SIZE: tl.constexpr,
+    PART: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     PADDED_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE_HEADS: tl.constexpr,
-    NORM: tl.constexpr,
 ) -> None:
     """One program takes some query heads of one token, or some key heads and the value heads beside them.
 
     A tile holds the first or the second halves of its heads, so that the elements of a pair meet in one thread.
-    Offsets are 64-bit: a cache may hold more than 2^31 elements.
+    All loads of a program come before the scale of its row. Offsets are 64-bit: a cache may hold more than
+    2^31 elements.
     """
     QUERY_TILES: tl.constexpr = (HEADS + TILE_HEADS - 1) // TILE_HEADS
     HEAD_DIM: tl.constexpr = 2 * HALF
+    NORM: tl.constexpr = query_weight is not None
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     row = qkv + token * qkv_stride
     # Angles and weights are loaded again for every head: from L1, and in the layout of the heads, while one row for
     # all of them would be exchanged between threads.
     element = tl.broadcast_to(tl.arange(0, PADDED_HALF)[None, :], (TILE_HEADS, PADDED_HALF))
-    cosines = tl.load(cos + token * HALF + element, mask=element < HALF, other=0.0)
-    sines = tl.load(sin + token * HALF + element, mask=element < HALF, other=0.0)
+    within = element < HALF
+    cosines = tl.load(cos + token * HALF + element, mask=within, other=0.0).to(tl.float32)
+    sines = tl.load(sin + token * HALF + element, mask=within, other=0.0).to(tl.float32)
     if tile < QUERY_TILES:
         head = tile * TILE_HEADS + tl.arange(0, TILE_HEADS)[:, None]
-        inside = (head < HEADS) & (element < HALF)
-        queries = row + head * HEAD_DIM + element
-        first, second = _rotated(queries, element, inside, cosines, sines, query_weight, eps, HALF, NORM)
-        tl.store(queries, first, mask=inside)
-        tl.store(queries + HALF, second, mask=inside)
+        inside = (head < HEADS) & within
+        column = head * HEAD_DIM + element
+        first, second = _load_halves(row, column, inside, 0.0, HALF)
+        first_bias, second_bias = _load_halves(bias, column, inside, 0.0, HALF)
+        first_weight, second_weight = _load_halves(query_weight, element, within, 1.0, HALF)
+        scale = row_scale(rows, token, rows_stride, rows_eps, SIZE, PART)
+        first, second = first * scale + first_bias, second * scale + second_bias
+        if NORM:
+            first, second = _normed(first, second, first_weight, second_weight, eps, HALF)
+        first, second = first * cosines - second * sines, second * cosines + first * sines
+        _store_halves(row + column, first, second, inside, HALF)
     else:
         slot = tl.load(slot_mapping + token)
         head = (tile - QUERY_TILES) * TILE_HEADS + tl.arange(0, TILE_HEADS)[:, None]
-        inside = (head < KV_HEADS) & (element < HALF)
-        keys = row + (HEADS + head) * HEAD_DIM + element
-        values = keys + KV_HEADS * HEAD_DIM
-        first_values = tl.load(values, mask=inside)
-        second_values = tl.load(values + HALF, mask=inside)
-        first, second = _rotated(keys, element, inside, cosines, sines, key_weight, eps, HALF, NORM)
+        inside = (head < KV_HEADS) & within
+        column = (HEADS + head) * HEAD_DIM + element
+        value_column = column + KV_HEADS * HEAD_DIM
+        first, second = _load_halves(row, column, inside, 0.0, HALF)
+        first_bias, second_bias = _load_halves(bias, column, inside, 0.0, HALF)
+        first_weight, second_weight = _load_halves(key_weight, element, within, 1.0, HALF)
+        first_value, second_value = _load_halves(row, value_column, inside, 0.0, HALF)
+        first_value_bias, second_value_bias = _load_halves(bias, value_column, inside, 0.0, HALF)
+        scale = row_scale(rows, token, rows_stride, rows_eps, SIZE, PART)
+        first, second = first * scale + first_bias, second * scale + second_bias
+        if NORM:
+            first, second = _normed(first, second, first_weight, second_weight, eps, HALF)
+        first, second = first * cosines - second * sines, second * cosines + first * sines
         target = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride
         target += head * HEAD_DIM + element
-        written = (head < tl.where(slot >= 0, KV_HEADS, 0)) & (element < HALF)
-        tl.store(key_cache + target, first, mask=written)
-        tl.store(key_cache + target + HALF, second, mask=written)
-        tl.store(value_cache + target, first_values, mask=written)
-        tl.store(value_cache + target + HALF, second_values, mask=written)
+        written = (head < tl.where(slot >= 0, KV_HEADS, 0)) & within
+        _store_halves(key_cache + target, first, second, written, HALF)
+        first_value, second_value = first_value * scale + first_value_bias, second_value * scale + second_value_bias
+        _store_halves(value_cache + target, first_value, second_value, written, HALF)
 
 
 @triton.jit
-def _rotated(
-    source: tl.tensor,
-    element: tl.tensor,
-    inside: tl.tensor,
-    cosines: tl.tensor,
-    sines: tl.tensor,
-    weight: tl.tensor,
+def _load_halves(
+    pointer: tl.tensor, offset: tl.tensor, mask: tl.tensor, default: tl.constexpr, HALF: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Both halves of some heads in float32; `default` if there is no tensor."""
+    return load_or(pointer, offset, mask, default), load_or(pointer, offset + HALF, mask, default)
+
+
+@triton.jit
+def _store_halves(pointer: tl.tensor, first: tl.tensor, second: tl.tensor, mask: tl.tensor, HALF: tl.constexpr) -> None:
+    dtype: tl.constexpr = pointer.dtype.element_ty
+    tl.store(pointer, first.to(dtype), mask=mask)
+    tl.store(pointer + HALF, second.to(dtype), mask=mask)
+
+
+@triton.jit
+def _normed(
+    first: tl.tensor,
+    second: tl.tensor,
+    first_weight: tl.tensor,
+    second_weight: tl.tensor,
     eps: tl.tensor,
     HALF: tl.constexpr,
-    NORM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Both halves of some heads, normed and rotated. The rotation is rounded once, at its end."""
-    dtype: tl.constexpr = source.dtype.element_ty
-    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        first_factor = tl.load(weight + element, mask=element < HALF, other=0.0).to(tl.float32)
-        second_factor = tl.load(weight + HALF + element, mask=element < HALF, other=0.0).to(tl.float32)
-        mean_square = tl.sum(first * first + second * second, axis=1) / (2 * HALF)
-        scale = tl.rsqrt(mean_square + eps)[:, None]
-        # Rounded before and after the product, as in transformers' models.
-        first = ((first * scale).to(dtype).to(tl.float32) * first_factor).to(dtype).to(tl.float32)
-        second = ((second * scale).to(dtype).to(tl.float32) * second_factor).to(dtype).to(tl.float32)
-    cosines, sines = cosines.to(tl.float32), sines.to(tl.float32)
-    return (first * cosines - second * sines).to(dtype), (second * cosines + first * sines).to(dtype)
+    scale = tl.rsqrt(tl.sum(first * first + second * second, axis=1) / (2 * HALF) + eps)[:, None]
+    return first * scale * first_weight, second * scale * second_weight

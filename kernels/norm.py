@@ -1,4 +1,4 @@
-"""Root-mean-square norm (https://arxiv.org/abs/1910.07467) behind the sum of a residual."""
+"""Root-mean-square norm (https://arxiv.org/abs/1910.07467)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ MAX_SIZE = 16384
 """Widest row on a GPU, where one program holds a whole row in registers."""
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
-    """Add `x` to `residual` in place, and return the norm of each row of the sum, times `weight`.
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    """The norm of each row, times `weight`.
 
-    The sum is rounded to its dtype, normalised in float32, rounded again and then multiplied, as in
-    transformers' models.
+    Normalised in float32, rounded and then multiplied, as in transformers' models.
 
     Args:
         x: [rows, size]. The stride over rows is free.
-        residual: like `x`, changed in place.
         weight: [size], in the dtype of `x`.
         eps: added to the mean square.
         out: like `x`, for the result; it may be `x` itself. None: a new tensor.
@@ -26,14 +24,14 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: T
         ValueError: on a GPU, rows that are not contiguous or wider than MAX_SIZE.
     """
     if x.is_cuda:
-        from kernels.norm_triton import add_rms_norm_triton  # Triton is not there without a GPU platform.
+        from kernels.norm_triton import rms_norm_triton  # Triton is not there without a GPU platform.
 
-        return add_rms_norm_triton(x, residual, weight, eps, out)
-    return rms_norm_torch(residual.add_(x), weight, eps, out)
+        return rms_norm_triton(x, weight, eps, out)
+    return rms_norm_torch(x, weight, eps, out)
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
-    """The norm over the last dimension of a tensor of any rank, rounded as `add_rms_norm` does."""
+    """The norm over the last dimension of a tensor of any rank, rounded as `rms_norm` does."""
     values = x.float()
     normed = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
     return torch.mul(normed.to(x.dtype), weight, out=out)

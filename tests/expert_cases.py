@@ -54,7 +54,7 @@ def make_problem(case: Case, device: str = "cpu") -> Problem:
     logits = randn(case.tokens, case.experts) + torch.tensor(case.bias, device=device)
     slots = torch.arange(case.tokens, device=device)
     if case.padding:
-        slots[:: case.padding] = -1
+        slots[case.padding - 1 :: case.padding] = -1
     routing = route(logits, slots, experts_per_token=case.choices, normalised=True)
     return Problem(
         hidden, gate_up, down, slots, logits, routing, reference_mix(hidden, gate_up, down, chosen_weights(routing))

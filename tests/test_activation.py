@@ -8,12 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from kernels.activation import silu_and_mul
+from tests.activation_cases import check, make_gate_up
 
-TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3}
-Gate = Callable[[Tensor], Tensor]
+Gate = Callable[..., Tensor]
 
 
 @pytest.fixture
@@ -28,22 +27,26 @@ def gate(request: pytest.FixtureRequest) -> Gate:
     return silu_and_mul if request.param == "torch" else request.getfixturevalue("triton_form")
 
 
-def make_gate_up(tokens: int, inner: int, dtype: torch.dtype) -> Tensor:
-    """Rows that are parts of longer ones, with some large values."""
-    generator = torch.Generator().manual_seed(0)
-    return (torch.randn(tokens, 2 * inner + 16, generator=generator) * 4).to(dtype)[:, : 2 * inner]
-
-
 # The interpreter cuts bfloat16 off instead of rounding it: tests/gpu covers it.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("inner", [8, 100, 1024, 2500])
 def test_product_matches_the_reference(gate: Gate, inner: int, dtype: torch.dtype) -> None:
-    gate_up = make_gate_up(5, inner, dtype)
-    expected = silu(gate_up[:, :inner].float()) * gate_up[:, inner:].float()
-    computed = gate(gate_up)
-    assert computed.dtype == dtype
-    assert computed.is_contiguous()
-    assert float((computed.float() - expected).norm() / expected.norm()) < TOLERANCE[dtype]
+    check(gate, 5, inner, dtype)
+
+
+# 5000 elements are more than a program holds at a time.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("row_size", "bias"), [(96, False), (100, True), (5000, True), (0, True)])
+def test_the_epilogue_of_the_product_comes_first(gate: Gate, row_size: int, bias: bool, dtype: torch.dtype) -> None:
+    check(gate, 5, 100, dtype, row_size=row_size, bias=bias)
+
+
+@pytest.mark.parametrize("inner", [100, 5000])
+def test_the_wide_programs_of_many_tokens_compute_the_same(
+    triton_form: Gate, monkeypatch: pytest.MonkeyPatch, inner: int
+) -> None:
+    monkeypatch.setattr("kernels.activation_triton.MANY_TOKENS", 1)
+    check(triton_form, 5, inner, torch.float32, row_size=96, bias=True)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from engine.kv_cache import KVCache, KVCacheShape
 from engine.models.config import read_model_config
@@ -75,10 +76,24 @@ def test_token_ids_may_be_int32(tmp_path: Path) -> None:
     assert torch.equal(step(decoder, TOKEN_IDS.int())[0], step(decoder, TOKEN_IDS)[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_hidden_states_and_logits_have_the_dtype_of_the_model(tmp_path: Path, dtype: torch.dtype) -> None:
     decoder = load(tmp_path, dtype=dtype)
     hidden, _ = step(decoder, TOKEN_IDS)
     logits = decoder.logits(hidden)
     assert hidden.dtype == logits.dtype == dtype
     assert logits.shape == (5, decoder.config.vocab_size)
+
+
+# Norms have random weights, and rows are normed after products; in float16 before them.
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_half_types_are_as_close_to_float32_as_in_transformers(tmp_path: Path, family: str) -> None:
+    reference = save_tiny_model(tmp_path, family)
+    expected = reference(TOKEN_IDS[None]).logits[0]
+    for dtype in (torch.bfloat16, torch.float16):
+        decoder = load_decoder(tmp_path, read_model_config(tmp_path), dtype=dtype, device=CPU)
+        ours = decoder.logits(step(decoder, TOKEN_IDS)[0]).float()
+        rounded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+        theirs = rounded(TOKEN_IDS[None]).logits[0].float()
+        assert (ours - expected).norm() <= 1.5 * (theirs - expected).norm()

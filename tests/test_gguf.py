@@ -18,6 +18,7 @@ from engine.models.config import ModelError, read_model_config
 from engine.models.gguf import gguf_to_folder
 from engine.models.loader import checkpoint_slots, load_decoder
 from engine.models.rope import inverse_frequencies
+from tests.folded_weights import folded
 from tests.tiny_models import tiny_config, tiny_model
 
 CPU = torch.device("cpu")
@@ -126,7 +127,7 @@ def test_weights_and_sizes_survive_the_conversion(tmp_path: Path, family: str, o
     assert config.family == family
     assert config.end_token_ids == (257,)
     assert config.max_position == 512
-    for name, tensor in model.state_dict().items():
+    for name, tensor in folded(model.state_dict()).items():
         assert torch.equal(slots[name], tensor), name
 
 
@@ -135,10 +136,10 @@ def test_quantised_weights_are_those_that_gguf_reads(tmp_path: Path, quantizatio
     path = _write_gguf(tmp_path / "m.gguf", tiny_model("qwen2"), quantization=quantization)
     folder = gguf_to_folder(path, tmp_path / "cache")
     slots = checkpoint_slots(load_decoder(folder, read_model_config(folder), dtype=torch.float32, device=CPU))
-    stored = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    stored = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(path).tensors}
+    expected = folded({name: torch.from_numpy(stored[_gguf_name(name)]) for name in slots})
     for name, slot in slots.items():
-        tensor = stored[_gguf_name(name)]
-        assert np.array_equal(slot.numpy(), dequantize(tensor.data, tensor.tensor_type))
+        assert torch.equal(slot, expected[name]), name
 
 
 def test_a_llama_file_with_a_window_is_a_mistral(tmp_path: Path) -> None:

@@ -39,6 +39,25 @@ def test_rows_match_the_reference_and_land_in_their_slots(
     check(Case(heads, kv_heads, head_dim, dtype, normed), write)
 
 
+# 5000 elements are more than a program holds at a time.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("row_size", "bias", "normed"), [(96, False, True), (100, True, False), (5000, True, True), (0, True, True)]
+)
+def test_the_epilogue_of_the_product_comes_first(
+    write: Write, row_size: int, bias: bool, normed: bool, dtype: torch.dtype
+) -> None:
+    check(Case(9, 3, 80, dtype, normed, row_size=row_size, bias=bias), write)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
+def test_the_wide_programs_of_many_tokens_compute_the_same(
+    triton_form: Write, monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    monkeypatch.setattr("kernels.kv_write_triton.MANY_TOKENS", 1)
+    check(Case(heads, kv_heads, head_dim, normed=True, row_size=96, bias=True), triton_form)
+
+
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("head_dim", [8, 16, 32, 128])
 def test_torch_form_takes_small_heads_and_bfloat16(head_dim: int, normed: bool) -> None:

@@ -24,16 +24,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def _pair(folder: Path, family: str, overrides: dict[str, Any]) -> tuple[nn.Module, SparseMLP]:
-    """Layer 0's mixture of a random transformers model, and ours with its weights."""
+def _pair(folder: Path, family: str, overrides: dict[str, Any]) -> tuple[nn.Sequential, SparseMLP]:
+    """Layer 0's norm and mixture of a random transformers model, and ours with their weights."""
     model = tiny_model(family, **overrides)
     model.config.save_pretrained(folder)
-    theirs = model.model.layers[0].mlp
+    norm, theirs = model.model.layers[0].post_attention_layernorm, model.model.layers[0].mlp
     ours = SparseMLP(read_model_config(folder), dtype=torch.float32, device=CPU)
+    ours.norm.weight.data = norm.weight.data
     ours.router.weight.data = theirs.gate.weight.data
     ours.gate_up.data = theirs.experts.gate_up_proj.data
     ours.down.data = theirs.experts.down_proj.data
-    return theirs, ours
+    return nn.Sequential(norm, theirs), ours
 
 
 def _hidden(tokens: int) -> Tensor:
@@ -42,29 +43,29 @@ def _hidden(tokens: int) -> Tensor:
 
 @pytest.mark.parametrize(("family", "overrides"), CASES)
 @torch.inference_mode()
-def test_output_equals_transformers(tmp_path: Path, family: str, overrides: dict[str, Any]) -> None:
+def test_what_is_added_equals_transformers(tmp_path: Path, family: str, overrides: dict[str, Any]) -> None:
     theirs, ours = _pair(tmp_path, family, overrides)
     hidden = _hidden(37)
-    expected = theirs(hidden[None])[0]
-    error = (ours(hidden, torch.arange(37)) - expected).norm() / expected.norm()
-    assert error < 1e-5
+    expected = hidden + theirs(hidden[None])[0]
+    ours(hidden, torch.arange(37))
+    assert (hidden - expected).norm() / expected.norm() < 1e-5
 
 
 # trap 22
 @torch.inference_mode()
-def test_padding_comes_out_as_zeros_and_changes_no_other_token(tmp_path: Path) -> None:
+def test_padding_stays_and_changes_no_other_token(tmp_path: Path) -> None:
     _, ours = _pair(tmp_path, "qwen3_moe", {})
-    hidden, slots = _hidden(8), torch.arange(8)
-    expected = ours(hidden, slots)
+    expected, hidden, slots = _hidden(8), _hidden(8), torch.arange(8)
+    ours(expected, slots)
     slots[[2, 7]] = -1
-    hidden[[2, 7]] = torch.nan
-    mixed = ours(hidden, slots)
+    hidden[2], hidden[7] = torch.nan, 3.0
+    ours(hidden, slots)
     real = slots >= 0
-    torch.testing.assert_close(mixed[real], expected[real])
-    assert bool((mixed[~real] == 0).all())
+    torch.testing.assert_close(hidden[real], expected[real])
+    assert bool((hidden[7] == 3.0).all())
 
 
 def test_parameters_take_no_gradient(tmp_path: Path) -> None:
     _, ours = _pair(tmp_path, "mixtral", {})
-    assert {name for name, _ in ours.named_parameters()} == {"router.weight", "gate_up", "down"}
+    assert {name for name, _ in ours.named_parameters()} == {"norm.weight", "router.weight", "gate_up", "down"}
     assert not any(parameter.requires_grad for parameter in ours.parameters())

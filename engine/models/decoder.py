@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.models.config import ModelConfig
-from engine.models.layers import MLP, Linear, RMSNorm, parameter
+from engine.models.layers import MLP, Linear, NormedLinear, RMSNorm, parameter
 from engine.models.moe import SparseMLP
 from engine.models.rope import RotaryEmbedding
 from kernels.attention import AttentionBatch, paged_attention
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Attention(nn.Module):
-    """Grouped-head attention of one layer; queries, keys and values come from one product."""
+    """Grouped-head attention of one layer over the normed tokens; queries, keys and values are one product."""
 
     def __init__(self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -28,7 +28,9 @@ class Attention(nn.Module):
         self.sizes = [config.q_size, config.kv_size, config.kv_size]
         self.window = config.layer_windows[layer]
         self.scale = config.head_dim**-0.5
-        self.qkv_proj = Linear(config.hidden_size, sum(self.sizes), config.qkv_bias, dtype=dtype, device=device)
+        self.qkv_proj = NormedLinear(
+            config.hidden_size, sum(self.sizes), config.qkv_bias, config.rms_norm_eps, dtype=dtype, device=device
+        )
         self.o_proj = Linear(config.q_size, config.hidden_size, config.o_bias, dtype=dtype, device=device)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
@@ -40,25 +42,24 @@ class Attention(nn.Module):
 
     def forward(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, cache: KVCache, batch: AttentionBatch, slot_mapping: Tensor
-    ) -> Tensor:
-        """[tokens, hidden] -> [tokens, hidden]; writes the tokens' keys and values into the cache."""
+    ) -> None:
+        """Add to the residual stream `hidden` [tokens, hidden] in place; write the tokens' keys and values."""
         key_cache, value_cache = cache.layer(self.layer)
+        qkv, epilogue = self.qkv_proj(hidden)
         # All writes come before the first read: a sequence may read a block that another one fills in this step.
         query = rotate_and_write_kv(
-            self.qkv_proj(hidden), cos, sin, key_cache, value_cache, slot_mapping, norms=self.head_norms
+            qkv, cos, sin, key_cache, value_cache, slot_mapping, norms=self.head_norms, epilogue=epilogue
         )
         mixed = paged_attention(query, key_cache, value_cache, batch, scale=self.scale, sliding_window=self.window)
-        return self.o_proj(mixed.flatten(-2))
+        self.o_proj.add_to(hidden, mixed.flatten(-2))
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each behind a norm and beside a residual."""
+    """Attention and MLP, each with a norm before it and beside a residual."""
 
     def __init__(self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.attention = Attention(config, layer, dtype=dtype, device=device)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.mlp: MLP | SparseMLP
         if config.sparse_layers[layer]:
             self.mlp = SparseMLP(config, dtype=dtype, device=device)
@@ -66,29 +67,18 @@ class DecoderLayer(nn.Module):
             self.mlp = MLP(config, dtype=dtype, device=device)
 
     def forward(
-        self,
-        hidden: Tensor,
-        residual: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        cache: KVCache,
-        batch: AttentionBatch,
-        slot_mapping: Tensor,
-    ) -> Tensor:
-        """The output of the layer's MLP, not yet added to `residual`, as `hidden` is that of the layer before.
-
-        Both are [tokens, hidden]; `residual` is changed in place.
-        """
-        normed = self.input_norm(hidden, residual)
-        hidden = self.attention(normed, cos, sin, cache, batch, slot_mapping)
-        normed = self.mlp_norm(hidden, residual)
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, cache: KVCache, batch: AttentionBatch, slot_mapping: Tensor
+    ) -> None:
+        """Add to the residual stream `hidden` [tokens, hidden] in place; write the tokens' keys and values."""
+        self.attention(hidden, cos, sin, cache, batch, slot_mapping)
         if isinstance(self.mlp, SparseMLP):
-            return self.mlp(normed, slot_mapping)
-        return self.mlp(normed)
+            self.mlp(hidden, slot_mapping)
+        else:
+            self.mlp(hidden)
 
 
 class Decoder(nn.Module):
-    """Token ids to hidden states to logits, in the order of operations of transformers' models.
+    """Token ids to hidden states to logits.
 
     Parameters are left unset: `engine.models.loader.load_decoder` fills them. They take no gradient.
     """
@@ -107,6 +97,12 @@ class Decoder(nn.Module):
             if config.tie_word_embeddings
             else parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         )
+
+    def fold_norms(self) -> None:
+        """Once, after loading: multiply the weights of deferred norms into the projections that follow them."""
+        for module in self.modules():
+            if isinstance(module, NormedLinear):
+                module.fold_norm()
 
     def forward(
         self,
@@ -133,11 +129,10 @@ class Decoder(nn.Module):
             [tokens, hidden] in the dtype of the model.
         """
         hidden = F.embedding(token_ids, self.embed_tokens)
-        residual = torch.zeros_like(hidden)
         cos, sin = self.rotary(positions, hidden.dtype)
         for layer in self.layers:
-            hidden = layer(hidden, residual, cos, sin, cache, batch, slot_mapping)
-        return self.norm(hidden, residual, out)
+            layer(hidden, cos, sin, cache, batch, slot_mapping)
+        return self.norm(hidden, out)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab], both in the dtype of the model."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from engine.models.config import ModelConfig, ModelError
 from engine.models.decoder import Attention, Decoder, DecoderLayer
-from engine.models.layers import MLP, Linear
+from engine.models.layers import MLP, Linear, NormedLinear
 from engine.models.moe import SparseMLP
 from engine.models.weight_copy import WeightCopy
 
@@ -57,8 +57,8 @@ def load_decoder(
     """The decoder with its weights, on `device` in `dtype`, for inference.
 
     Tensors go from the mapped files into parameters that already lie on the device, so the host never
-    holds a second copy of the model. With `dummy`, no file is read: weights are random, from
-    a fixed seed. Raises LoadError if a file is missing or broken, if a tensor has a wrong shape, and
+    holds a second copy of the model; norms are then folded in place. With `dummy`, no file is read: weights
+    are random, from a fixed seed. Raises LoadError if a file is missing or broken, if a tensor has a wrong shape, and
     unless every stored tensor is used and every parameter filled.
     """
     decoder = Decoder(config, dtype=dtype, device=device).eval()
@@ -66,13 +66,15 @@ def load_decoder(
         _fill_randomly(decoder, config.hf.initializer_range)
     else:
         _fill_from_files(checkpoint_slots(decoder), _weight_files(folder), config.tie_word_embeddings)
+        decoder.fold_norms()
     return decoder
 
 
 def checkpoint_slots(decoder: Decoder) -> dict[str, Tensor]:
     """The place of each checkpoint tensor: its transformers name -> a view into a parameter.
 
-    The views cover every parameter, and do not overlap, save that a tied head is the embedding.
+    The views cover every parameter, and do not overlap, save that a tied head is the embedding. A loaded decoder
+    has the weights of deferred norms multiplied into the projections after them (`NormedLinear.fold_norm`).
     """
     slots = {EMBEDDING: decoder.embed_tokens.data, HEAD: decoder.lm_head.data, "model.norm.weight": decoder.norm.weight}
     for index, layer in enumerate(decoder.layers):
@@ -83,8 +85,7 @@ def checkpoint_slots(decoder: Decoder) -> dict[str, Tensor]:
 
 
 def _layer_slots(layer: DecoderLayer, family: str) -> Iterator[tuple[str, Tensor]]:
-    yield "input_layernorm.weight", layer.input_norm.weight
-    yield "post_attention_layernorm.weight", layer.mlp_norm.weight
+    yield "input_layernorm.weight", layer.attention.qkv_proj.norm.weight
     yield from _attention_slots(layer.attention)
     if isinstance(layer.mlp, SparseMLP):
         yield from _expert_slots(layer.mlp, _EXPERT_NAMES[family])
@@ -94,11 +95,13 @@ def _layer_slots(layer: DecoderLayer, family: str) -> Iterator[tuple[str, Tensor
 
 def _mlp_slots(mlp: MLP) -> Iterator[tuple[str, Tensor]]:
     inner = mlp.down_proj.weight.shape[1]
+    yield "post_attention_layernorm.weight", mlp.gate_up_proj.norm.weight
     yield from _split_slots(mlp.gate_up_proj, ("mlp.gate_proj", "mlp.up_proj"), (inner, inner))
     yield from _split_slots(mlp.down_proj, ("mlp.down_proj",), mlp.down_proj.weight.shape[:1])
 
 
 def _expert_slots(mlp: SparseMLP, names: _ExpertNames) -> Iterator[tuple[str, Tensor]]:
+    yield "post_attention_layernorm.weight", mlp.norm.weight
     yield f"{names.mlp}.gate.weight", mlp.router.weight
     for index, (gate_up, down) in enumerate(zip(mlp.gate_up, mlp.down, strict=True)):
         expert = f"{names.mlp}.experts.{index}"
@@ -117,7 +120,9 @@ def _attention_slots(attention: Attention) -> Iterator[tuple[str, Tensor]]:
             yield f"self_attn.{name}.weight", norm.weight
 
 
-def _split_slots(linear: Linear, names: Iterable[str], sizes: Iterable[int]) -> Iterator[tuple[str, Tensor]]:
+def _split_slots(
+    linear: Linear | NormedLinear, names: Iterable[str], sizes: Iterable[int]
+) -> Iterator[tuple[str, Tensor]]:
     """The stored projections that one merged projection holds, as slices of its rows."""
     start = 0
     for name, size in zip(names, sizes, strict=True):

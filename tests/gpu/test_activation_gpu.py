@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn.functional import silu
 
 from kernels.activation import silu_and_mul
+from kernels.epilogue_triton import MANY_TOKENS
+from tests.activation_cases import TOLERANCE, check
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
-TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 
 
+@pytest.mark.parametrize("tokens", [300, MANY_TOKENS])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("inner", [100, 768, 3072, 14336])
-def test_product_matches_the_reference(inner: int, dtype: torch.dtype) -> None:
-    gate_up = torch.randn(300, 2 * inner + 16, device="cuda").to(dtype)[:, : 2 * inner]
-    expected = silu(gate_up[:, :inner].float()) * gate_up[:, inner:].float()
-    assert float((silu_and_mul(gate_up).float() - expected).norm() / expected.norm()) < TOLERANCE[dtype]
+def test_product_matches_the_reference(inner: int, dtype: torch.dtype, tokens: int) -> None:
+    check(silu_and_mul, tokens, inner, dtype, device="cuda")
+
+
+@pytest.mark.parametrize("tokens", [300, MANY_TOKENS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("inner", "row_size"), [(100, 100), (3072, 1024), (14336, 4096), (768, 5000), (768, 16384)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_epilogue_of_the_product_comes_first(
+    inner: int, row_size: int, bias: bool, dtype: torch.dtype, tokens: int
+) -> None:
+    check(silu_and_mul, tokens, inner, dtype, row_size=row_size, bias=bias, device="cuda")
 
 
 def test_rows_beyond_2_to_the_31_elements_are_computed() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.epilogue_triton import MANY_TOKENS
 from kernels.kv_write import rotate_and_write_kv
 from tests.kv_write_cases import BLOCK_SIZE, Case, check, make_inputs
 
@@ -26,6 +27,20 @@ def test_rows_match_the_reference_and_land_in_their_slots(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, normed: bool
 ) -> None:
     check(Case(heads, kv_heads, head_dim, dtype, normed, tokens=100), rotate_and_write_kv, "cuda")
+
+
+@pytest.mark.parametrize("tokens", [100, MANY_TOKENS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "row_size"),
+    [(14, 2, 64, 896), (3, 3, 80, 100), (32, 8, 128, 4096), (16, 16, 256, 5000), (64, 8, 128, 16384)],
+)
+@pytest.mark.parametrize(("normed", "bias"), [(False, True), (True, False)])
+def test_the_epilogue_of_the_product_comes_first(
+    heads: int, kv_heads: int, head_dim: int, row_size: int, normed: bool, bias: bool, dtype: torch.dtype, tokens: int
+) -> None:
+    case = Case(heads, kv_heads, head_dim, dtype, normed, tokens, row_size, bias)
+    check(case, rotate_and_write_kv, "cuda")
 
 
 # trap 19
