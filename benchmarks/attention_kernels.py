@@ -35,9 +35,11 @@ def main(arguments: list[str] | None = None) -> None:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         **provenance("torch", "triton", commit=options.commit),
     }
-    for problem in problems():
-        if options.only in problem.name:
-            print(json.dumps({"problem": problem.name, **measure(problem, device), **source}), flush=True)
+    chosen = [problem for problem in problems() if options.only in problem.name]
+    if not chosen:
+        parser.error(f"no problem's name contains {options.only!r}")
+    for problem in chosen:
+        print(json.dumps({"problem": problem.name, **measure(problem, device), **source}), flush=True)
 
 
 def measure(problem: Problem, device: torch.device) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def read_model_cost(folder: Path) -> ModelCost:
     return ModelCost(
         attention=layers * 2 * hidden * (heads + kv_heads) * head_dim,
         expert=layers * 3 * hidden * config.get("moe_intermediate_size", config["intermediate_size"]),
-        experts=config.get("num_experts", 1),
+        experts=config.get("num_experts") or config.get("num_local_experts", 1),  # transformers writes either
         active_experts=config.get("num_experts_per_tok", 1),
         head=hidden * config["vocab_size"],
         kv_bytes=layers * 2 * kv_heads * head_dim * _ITEM_BYTES,

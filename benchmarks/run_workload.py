@@ -17,7 +17,8 @@ from typing import Any
 from benchmarks.bound import DEVICE, bound_seconds, read_model_cost
 from benchmarks.kernel_profile import KernelProfile, fullest_steps, profile_kernels
 from benchmarks.provenance import provenance
-from benchmarks.workloads import WORKLOADS, Work, in_prefix_order, totals
+from benchmarks.step_table import step_table
+from benchmarks.workloads import LARGEST_ID, WORKLOADS, Work, in_prefix_order, totals
 from engine.engine import Engine
 from engine.kv_cache import KVCacheShape
 from engine.models.config import ModelConfig, read_model_config
@@ -38,6 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     work = WORKLOADS[options.workload](options.scale)
     _complete(started.engine, _warm_up(work), options.temperature)
     seconds, steps, host_us = _complete(started.engine, work, options.temperature)
+    print(step_table(steps, host_us), file=sys.stderr)
     memory = _memory(started)
     window = fullest_steps([step.running for step in steps], PROFILED_STEPS)
     profile = None
@@ -80,6 +82,8 @@ def _options() -> argparse.ArgumentParser:
 
 def _start(options: argparse.Namespace) -> tuple[Started, Resolved]:
     config = read_model_config(options.model)
+    if config.vocab_size <= LARGEST_ID:
+        raise ValueError(f"{options.model}: vocab_size {config.vocab_size}; the prompts have ids up to {LARGEST_ID}")
     settings = EngineSettings(
         dummy_weights=True,
         block_size=BLOCK_SIZE,
@@ -120,7 +124,10 @@ def _complete(engine: Engine, work: list[Work], temperature: float) -> tuple[flo
     _add(engine, work, temperature)
     while engine.has_work:
         result = engine.step()
-        output_tokens += sum(len(each.token_ids) for each in result.completions)
+        for completion in result.completions:
+            if completion.error is not None:
+                raise RuntimeError(completion.error)
+            output_tokens += len(completion.token_ids)
         if result.stats is not None:
             steps.append(result.stats)
             host_us.append(result.host_us)

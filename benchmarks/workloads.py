@@ -103,4 +103,6 @@ def _draw(rng: np.random.Generator, count: int) -> npt.NDArray[np.int32]:
 
 
 def _count(full: int, scale: float) -> int:
+    if not scale > 0:  # nor NaN
+        raise ValueError(f"scale {scale}: must be above 0")
     return max(1, int(full * scale))

@@ -97,11 +97,10 @@ class Engine:
 
         Raises ValueError if it has stop strings and the engine was made without `decode`.
         """
+        sequence = Sequence(request)
         if problem := self._problem(request):
-            sequence = Sequence(request)
             self._refused.append(_error(sequence, sequence.output, problem))
             return
-        sequence = Sequence(request)
         if request.sampling.stop:
             if self._decode is None:
                 raise ValueError("stop strings need a tokenizer to decode the output with")
@@ -127,9 +126,6 @@ class Engine:
 
     def cancel(self) -> list[Request]:
         """Drop all requests, running and waiting, and free their blocks; what was dropped, in order."""
-        for launched in self._launched:
-            with suppress(Exception):  # how a step that is taken back ends does not matter any more
-                launched.step.wait()
         self._abandon(None)
         return [sequence.request for sequence in self._scheduler.cancel()]
 
@@ -161,6 +157,9 @@ class Engine:
 
     def _abandon(self, scheduled: Schedule | None) -> None:
         """Take back all steps that were not read, and the one that was scheduled and could not be launched."""
+        for launched in self._launched:
+            with suppress(Exception):  # how a step that is taken back ends does not matter any more
+                launched.step.wait()
         self._scheduler.abandon([(each.schedule, each.drawing) for each in self._launched], scheduled)
         self._launched.clear()
 

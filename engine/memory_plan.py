@@ -30,7 +30,7 @@ class MemoryPlan:
 
     `activations` is the peak of a full-size step above the weights, through the real sampler, with the
     state that stays on the device; `graphs` is what the captured steps take, activations of their own
-    included; `others` was taken before this process began. On a CPU only `weights` and `pool` are known.
+    included; `others` is held by other programs and by CUDA itself. On a CPU only `weights` and `pool` are known.
     """
 
     weights: int
@@ -59,9 +59,8 @@ def plan_memory(
     """Size the block pool for `model`, whose weights are loaded.
 
     On a GPU the pool gets what is free now less the measured peak of a full-size step, the captured
-    `graphs` and a reserve;
-    on a CPU `CPU_POOL_BYTES`. `kv_memory` (bytes) is taken as given instead. Raises OutOfMemoryError
-    if not even one block fits or if `kv_memory` is more than there is.
+    `graphs` and a reserve; on a CPU `CPU_POOL_BYTES`. `kv_memory` (bytes) is taken as given instead.
+    Raises OutOfMemoryError if not even one block fits or if `kv_memory` is more than there is.
     """
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     device = next(model.parameters()).device
@@ -94,13 +93,13 @@ def plan_memory(
 
 
 def _measure_activations(model: Decoder, shape: KVCacheShape, limits: Limits, sampling: Sampling) -> int:
-    """Peak bytes above the weights while the largest steps run; it compiles the kernels on the way."""
+    """Peak bytes above the weights while the largest step runs; it compiles the kernels on the way."""
     device = next(model.parameters()).device
     cache = KVCache(shape, 1, device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     runner = ModelRunner(model, cache, limits)
-    runner.launch(_largest_batch(limits.max_seqs, shape.block_size, limits, sampling)).wait()
+    runner.launch(_largest_batch(shape.block_size, limits, sampling)).wait()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
 
@@ -119,8 +118,9 @@ def _measure_graphs(model: Decoder, shape: KVCacheShape, limits: Limits, samplin
     return free[0] - free[1] + (runner.graphs.count - 1) * max(0, free[1] - free[2])
 
 
-def _largest_batch(rows: int, block_size: int, limits: Limits, sampling: Sampling) -> Batch:
-    """`max_batch_tokens` tokens of `rows` sequences, all in one block: what they say does not matter."""
+def _largest_batch(block_size: int, limits: Limits, sampling: Sampling) -> Batch:
+    """As many sequences and tokens as `limits` allow, all in one block: what they say does not matter."""
+    rows = limits.max_seqs
     each, left = divmod(limits.max_batch_tokens, rows)
     counts = np.minimum(each + (np.arange(rows)[::-1] < left), limits.max_model_len)  # single tokens come first
     query_start = np.concatenate(([0], np.cumsum(counts)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +20,8 @@ class Sampling:
     `temperature` 0 is greedy. `top_p` 1, `top_k` 0 and `min_p` 0 filter nothing. `stop` holds texts
     that end the row when they appear in its output; they are cut off. `min_tokens` holds back end
     tokens, stop ids and stop strings. The noise of a draw is a function of (`seed`, the request's
-    `draw_id`, sample, position) alone. Raises ValueError for `max_tokens` below 1 or an empty stop string.
+    `draw_id`, sample, position) alone. Raises ValueError for a temperature that is negative or not finite,
+    `max_tokens` below 1 or an empty stop string.
     """
 
     temperature: float = 0.0
@@ -39,6 +41,8 @@ class Sampling:
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature {self.temperature} must be 0 or more, and finite")
         if self.max_tokens < 1 or not all(self.stop):
             raise ValueError(f"max_tokens {self.max_tokens} must be 1 or more, and stop strings {self.stop} not empty")
 

@@ -259,8 +259,8 @@ class Scheduler:
     def _try_admit(self, sequence: Sequence, step: Schedule) -> int | None:
         """Start a sequence if its blocks are there; its slot, or None if it must wait."""
         tokens, size = sequence.tokens, self._block_size
-        # At least one token is computed, so that there is something to sample from.
         shares = self._prefix_cache and not sequence.alone
+        # At least one token is computed, so that there is something to sample from.
         matched = self._index.match(tokens, (len(tokens) - 1) // size) if shares else []
         if self._index.in_state(matched, BlockState.PENDING):
             return None  # another sequence is about to fill this block: share it then

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from engine.noise_keys import row_key
 from engine.request import Request, Sampling, TokenIds
-from engine.sampler import row_key
 from engine.stop_strings import StopMatcher
 
 Slots = npt.NDArray[np.int64]
@@ -122,7 +122,9 @@ class SequenceTable:
         """Free a slot and return its sequence, its output taken out of the table."""
         sequence = self.sequence(slot)
         sequence.output = self.output(slot)
-        sequence.computed_before = max(sequence.computed_before, int(self.num_computed[slot]))
+        # A token that was dropped has been computed, too, but is none of the sequence.
+        computed = min(int(self.num_computed[slot]), int(self.num_tokens[slot]))
+        sequence.computed_before = max(sequence.computed_before, computed)
         self.sequences[slot] = None
         self.ended[slot] = False
         self.running = self.running[self.running != slot]

@@ -17,10 +17,13 @@ from engine.request import Sampling
 from engine.scheduler import Limits
 from engine.stop_strings import Decode
 from kernels.attention import BLOCK_SIZES, check_supported
+from kernels.norm import MAX_SIZE
 
 GPU_MAX_SEQS, GPU_MAX_BATCH_TOKENS = 1024, 8192
 """Beyond 1,024 sequences a decode step gains little per sequence; 8,192 tokens keep a GPU's matrix
 products at full speed and a step well under a second."""
+GPU_MOST_SEQS = 4096
+"""More than these the kernel that plans a step's attention does not take at once."""
 CPU_MAX_SEQS, CPU_MAX_BATCH_TOKENS = 64, 1024
 
 
@@ -84,6 +87,7 @@ class Started:
 def resolve(settings: EngineSettings, config: ModelConfig) -> Resolved:
     """Choose what was left open. Raises EngineSettingError for what cannot be met."""
     device = _device(settings.device)
+    on_gpu = device.type == "cuda"
     try:
         check_supported(
             config.num_heads, config.num_kv_heads, config.head_dim, settings.block_size, device_type=device.type
@@ -92,15 +96,20 @@ def resolve(settings: EngineSettings, config: ModelConfig) -> Resolved:
         if settings.block_size not in BLOCK_SIZES:
             raise EngineSettingError("engine.block_size", settings.block_size, str(error)) from error
         raise EngineSettingError("model.path", f"a {config.family} model", str(error)) from error
+    if on_gpu and config.hidden_size > MAX_SIZE:
+        raise EngineSettingError(
+            "model.path", f"a {config.family} model", f"hidden_size of at most {MAX_SIZE} on a GPU"
+        )
     if config.max_position < 2:
         raise EngineSettingError("model.path", f"a {config.family} model", "max_position_embeddings of 2 or more")
-    max_seqs, max_batch_tokens = _step_size(settings, on_gpu=device.type == "cuda")
+    max_seqs, max_batch_tokens = _step_size(settings, on_gpu=on_gpu)
+    if on_gpu and max_seqs > GPU_MOST_SEQS:
+        raise EngineSettingError("engine.max_seqs", max_seqs, f"at most {GPU_MOST_SEQS} on a GPU")
     max_model_len = settings.max_model_len or config.max_position
     if max_model_len > config.max_position:
         raise EngineSettingError(
             "engine.max_model_len", max_model_len, f"at most {config.max_position}, the model's own limit"
         )
-    on_gpu = device.type == "cuda"
     if settings.cuda_graphs and not on_gpu:
         raise EngineSettingError("engine.cuda_graphs", True, "auto or false without a CUDA device")
     return Resolved(

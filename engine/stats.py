@@ -11,7 +11,8 @@ class StepStats:
 
     `prefill_tokens` are prompt and resumed tokens computed in the step and `recomputed_tokens` the
     part of them that had been computed before. `cached_tokens` are prompt tokens found in the prefix
-    cache and `inflight_hit_tokens` the part of them that this very step fills. Over a job,
+    cache and `inflight_hit_tokens` the part of them that this very step fills. `dropped_tokens` were drawn
+    for sequences that had ended before, which was not known at launch. Over a job,
     sum(cached) + sum(prefill - recomputed) is the number of prompt tokens of the rows that ran.
     Blocks are live (held by a running sequence), cached (unreferenced, reusable) or free.
     `slack_tokens` are the unused slots of live blocks. Bytes are the CUDA allocator's, 0 on a CPU.

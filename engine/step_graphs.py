@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
@@ -24,6 +25,9 @@ ladder gains nothing. Beyond 2,048 tokens a step takes so long that padding coun
 """
 _DECODE_COPIES = 2
 """A graph is made ready for its launch only once its launch before is over: decodes take turns with two."""
+_MIXED_CHANGES = 4
+"""Block changes for each token of a mixed step. A prompt whose beginning was found changes many for few tokens; a step
+with more runs kernel by kernel."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,8 +55,7 @@ class StepGraphs:
         self._tables = tables
         self._stages = _Stages(lay_out(self._shape(self.keys[0]).empty())[1], device)
         self._places: dict[GraphKey, _Places] = {}
-        self._graphs: dict[GraphKey, list[torch.cuda.CUDAGraph]] = {}
-        self._runs = 0
+        self._graphs: dict[GraphKey, Iterator[torch.cuda.CUDAGraph]] = {}  # its copies in turn, for ever
         self._stream = _capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -79,7 +82,7 @@ class StepGraphs:
             compute(places.inputs, key)
             torch.cuda.synchronize()
             copies = 1 if key.mixed else _DECODE_COPIES
-            self._graphs[key] = [self._captured(places.inputs, key, compute) for _ in range(copies)]
+            self._graphs[key] = itertools.cycle([self._captured(places.inputs, key, compute) for _ in range(copies)])
 
     def _captured(self, inputs: StepInputs, key: GraphKey, compute: Compute) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -108,17 +111,15 @@ class StepGraphs:
         """Start a captured step; its inputs on the device, padding included, until the next one is started."""
         places = self._places[key]
         self._stages.send(places, batch)
-        graphs = self._graphs[key]
-        graphs[self._runs % len(graphs)].replay()
-        self._runs += 1
+        next(self._graphs[key]).replay()
         return places.inputs
 
     def _shape(self, key: GraphKey) -> StepShape:
-        """A decode changes one block at most. A prompt whose beginning was found changes many for few tokens."""
+        """Room for a step of `key`; each of its decodes changes one block at most."""
         return StepShape(
             tokens=key.tokens,
             sequences=min(key.tokens, self._max_seqs),
-            changes=4 * key.tokens if key.mixed else key.tokens,
+            changes=_MIXED_CHANGES * key.tokens if key.mixed else key.tokens,
             pairs=0 if key.mixed else key.tokens,
             tables=self._tables,
         )
@@ -149,7 +150,7 @@ class _Places:
         self.inputs = StepInputs(*(field.on_device(stages.device) for field in layout))
 
 
-@lru_cache
+@functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """One stream for all captures of a process, as cuBLAS keeps a workspace for each it has seen."""
     return torch.cuda.Stream(device)

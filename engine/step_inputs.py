@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.sampler import position_keys
+from engine.noise_keys import position_keys
 from engine.upload import Array
 
 NOWHERE = -1

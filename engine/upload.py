@@ -12,6 +12,7 @@ from torch import Tensor
 
 Array = npt.NDArray[np.generic]
 ALIGNMENT = 16
+"""Bytes: Triton compiles a kernel for pointers of this alignment, and once more for others."""
 STAGES = 2
 """Page-locked copies of a buffer: a step fills one while the step before it may still be read from the other."""
 _TORCH_DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}

@@ -10,9 +10,12 @@ from kernels.attention_torch import paged_attention_torch
 __all__ = ["AttentionBatch", "check_supported", "paged_attention"]
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
+"""Head sizes that the GPU kernels are tested with."""
 CPU_HEAD_DIMS = (8, 16, 32, *HEAD_DIMS)
 MAX_GROUP = 16
+"""Query heads of a key/value head: the rows of the smallest tensor core product, into which a decode packs them."""
 BLOCK_SIZES = (16, 32, 64, 128, 256)
+"""Powers of two, so that a tile of keys holds whole blocks or lies in one."""
 
 
 def check_supported(
@@ -53,7 +56,7 @@ def paged_attention(
     A query sees the keys of its sequence up to its own position; with a `sliding_window` only the last
     `sliding_window` of them, its own included. Slots beyond a sequence's context reach no output, whatever
     they hold. Keys and values of the context must be finite: a masked weight of 0 times NaN is NaN, also in
-    the outputs of queries before it. CUDA tensors are computed by a Triton kernel, CPU tensors by torch.
+    the outputs of queries before it. CUDA tensors are computed by Triton kernels, CPU tensors by torch.
 
     Args:
         query: [tokens, heads, head_dim], at least `batch.query_start[-1]` tokens; the outputs of further ones are not
@@ -65,6 +68,9 @@ def paged_attention(
             between calls outside of one; each graph needs a batch of its own.
         scale: positive factor of the scores before the softmax.
         sliding_window: at least 1, or None for all keys.
+
+    Raises:
+        ValueError: on a GPU, a tensor whose layout the kernels cannot read, or a scale that is not positive.
     """
     if query.is_cuda:
         from kernels.attention_triton import paged_attention_triton  # Triton is not there without a GPU platform.

@@ -35,6 +35,7 @@ class AttentionBatch:
     max_query_len: int
     """No sequence has more query tokens; 1 if all of them decode."""
     max_context_len: int
+    """No sequence has more keys."""
     plans: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)
     """What a backend derives from the layout once and uses in every layer. A changed copy starts without."""
 

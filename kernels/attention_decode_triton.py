@@ -6,8 +6,8 @@ The query heads that share a key/value head are the rows of a tile, which walks 
 
 from __future__ import annotations
 
+import functools
 import math
-from functools import lru_cache
 
 import torch
 import triton
@@ -83,7 +83,7 @@ def decode_attention(
     )
 
 
-@lru_cache
+@functools.cache
 def _programs(device: torch.device, tile: DecodeTile, row_bytes: int) -> int:
     """As many programs as the GPU holds at a time."""
     if device.type == "cpu":
@@ -95,7 +95,7 @@ def _programs(device: torch.device, tile: DecodeTile, row_bytes: int) -> int:
     return int(properties.multi_processor_count * min(tile.programs, resident))
 
 
-@lru_cache
+@functools.cache
 def _parts(device: torch.device, size: int) -> Tensor:
     """float32 [size]: unfinished results, two places a program. At one address, as captured graphs need it."""
     return torch.empty(size, dtype=torch.float32, device=device)

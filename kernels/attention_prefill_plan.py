@@ -14,6 +14,9 @@ from kernels.attention_batch import AttentionBatch
 _SEQUENCES = 256
 """Sequences that a program of the plan kernel compares its tiles with at a time."""
 
+_MAX_TILES = 32
+"""Most tiles of a program: compared with _SEQUENCES at a time, they take 64 registers of each thread of four warps."""
+
 
 @dataclass(frozen=True, eq=False)
 class PrefillTiles:
@@ -50,7 +53,7 @@ def _plan(batch: AttentionBatch, num_tokens: int, tokens_per_tile: int) -> Prefi
         records=torch.empty((capacity, 4), dtype=torch.int32, device=device),
         count=torch.empty(1, dtype=torch.int32, device=device),
     )
-    tiles_per_program = min(32, triton.next_power_of_2(triton.cdiv(batch.max_query_len, tokens_per_tile)))
+    tiles_per_program = min(_MAX_TILES, triton.next_power_of_2(triton.cdiv(batch.max_query_len, tokens_per_tile)))
     grid = (batch.num_sequences, triton.cdiv(batch.max_query_len, tokens_per_tile * tiles_per_program))
     _plan_kernel[grid](
         tiles.records,

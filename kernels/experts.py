@@ -21,6 +21,9 @@ def mix_experts(hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Routing)
         gate_up: [experts, 2 * inner, hidden], contiguous, in the dtype of `hidden`: the gate's rows, then up's.
         down: [experts, hidden, inner], contiguous, in the dtype of `hidden`.
         routing: of these tokens.
+
+    Raises:
+        ValueError: on a GPU, tensors whose layout, sizes or dtypes the kernels cannot read.
     """
     if hidden.is_cuda:
         from kernels.experts_triton import mix_experts_triton  # Triton is not there without a GPU platform.

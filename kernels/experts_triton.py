@@ -49,6 +49,7 @@ _DOWN_TILES = {
 _FLOAT32_TILE = _Tile(rows=16, columns=32, depth=32, warps=4, stages=1)
 """IEEE float32 products have no tensor cores: the operands lie in registers, and a larger tile would spill them."""
 _SUM_COLUMNS = 2048
+"""Elements of a token that one program sums, 16 for each thread of four warps."""
 
 
 def mix_experts_triton(hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Routing) -> Tensor:

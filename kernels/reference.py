@@ -1,4 +1,4 @@
-"""Plain, slow and obviously right float32 forms of the kernels, for tests."""
+"""Paged attention in its plain, slow and obviously right float32 form, for tests."""
 
 from __future__ import annotations
 
@@ -38,17 +38,6 @@ def reference_attention(
             weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
             output[begin:end, head] = weights @ values[:, head // group]
     return output
-
-
-def reference_write_kv(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
-) -> None:
-    """As `kernels.kv_write.write_kv`."""
-    block_size = key_cache.shape[1]
-    for token, slot in enumerate(slot_mapping.tolist()):
-        if slot >= 0:
-            key_cache[slot // block_size, slot % block_size] = key[token]
-            value_cache[slot // block_size, slot % block_size] = value[token]
 
 
 def _sequence_rows(cache: Tensor, block_table: Tensor, context_len: int) -> Tensor:

@@ -11,6 +11,7 @@ from kernels.sampling_settings import SamplingSettings
 from kernels.sampling_tiles_triton import LOG2_E, MIN_TEMPERATURE, load_tile
 
 _TILE = 8192
+"""Lanes of a program, 16 for each thread."""
 _WARPS = 16
 _CAPACITY = 32768
 """Candidates of a row that are gathered; at least a tile. Rows with more of them, nearly flat ones, are read whole."""

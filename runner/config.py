@@ -94,7 +94,7 @@ class EngineSection:
 
     @property
     def cuda_graphs_wanted(self) -> bool | None:
-        """Whether small steps run from CUDA graphs, None where the engine chooses."""
+        """Whether steps run from CUDA graphs, None where the engine chooses."""
         return None if self.cuda_graphs == "auto" else self.cuda_graphs == "true"
 
 

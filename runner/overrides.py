@@ -59,6 +59,8 @@ def _prepare(parser: OverridesParser, argument: str) -> str:
     if _type_of(key).startswith("str"):
         if isinstance(parsed, dict | list):
             raise _needs_quotes(key, value)
+        if isinstance(parsed, bool) and "true" in keys()[key].metadata.get("choices", ()):
+            value = str(parsed).lower()  # however it was capitalised, as in a job file
         if isinstance(parsed, bool | int | float):
             return f"{key}={quoted(value)}"
     _check_container(key, value, parsed)

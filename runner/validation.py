@@ -128,6 +128,8 @@ def _type_words(key: str) -> str:
     spec = keys().get(key)
     if spec is None:
         return "text, numbers, true, false, lists and mappings"
+    if choices := spec.metadata.get("choices"):
+        return ", ".join(choices)
     kind = str(spec.type)
     words = _TYPE_WORDS[kind.removesuffix(" | None")]
     return f"{words}, or null" if kind.endswith("| None") else words

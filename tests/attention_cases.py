@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.attention_batch import AttentionBatch
 from kernels.reference import reference_attention
+from tests.errors import relative_error
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 GROUPS = (1, 3, 5, 6, 7, 8, 16)
@@ -134,11 +135,6 @@ def make_batch(
         max_query_len=max(query_lens),
         max_context_len=max(context_lens),
     )
-
-
-def relative_error(got: Tensor, want: Tensor) -> float:
-    """Frobenius norm of the difference over that of `want`; NaN if either holds one."""
-    return float((got.float() - want.float()).norm() / want.float().norm())
 
 
 def case_error(case: Case, attention: Callable[..., Any], device: str = "cpu") -> float:

@@ -86,7 +86,3 @@ def reference_mix(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor
         gate, up = F.linear(hidden.float(), gate_up[expert].float()).chunk(2, dim=-1)
         total += weights[:, expert, None] * F.linear(F.silu(gate) * up, down[expert].float())
     return total
-
-
-def relative_error(result: Tensor, expected: Tensor) -> float:
-    return float((result.float() - expected).norm() / expected.norm())

@@ -12,6 +12,7 @@ from kernels.epilogue import Epilogue
 from kernels.kv_write import HeadNorms
 from kernels.rope import rotary_cos_sin
 from tests.epilogue_cases import applied, make_epilogue
+from tests.errors import relative_error
 
 BLOCK_SIZE = 16
 SPARE_BLOCKS = 8
@@ -125,7 +126,3 @@ def check(case: Case, write: Callable[..., Tensor | None], device: str = "cpu") 
         assert torch.equal(values[slots], value[written])
     assert bool((keys[others] == UNWRITTEN).all())
     assert bool((values[others] == UNWRITTEN).all())
-
-
-def relative_error(computed: Tensor, expected: Tensor) -> float:
-    return float((computed.float() - expected).norm() / expected.norm())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -11,15 +10,14 @@ from torch import Tensor
 
 from kernels.activation import silu_and_mul
 from tests.activation_cases import check, make_gate_up
+from tests.interpreted import interpreted
 
 Gate = Callable[..., Tensor]
 
 
 @pytest.fixture
 def triton_form() -> Gate:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton compiles for the GPU here: tests/gpu covers it")
-    return pytest.importorskip("kernels.activation_triton").silu_and_mul_triton
+    return interpreted("kernels.activation_triton").silu_and_mul_triton
 
 
 @pytest.fixture(params=["torch", "triton"])
@@ -41,6 +39,7 @@ def test_the_epilogue_of_the_product_comes_first(gate: Gate, row_size: int, bias
     check(gate, 5, 100, dtype, row_size=row_size, bias=bias)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 @pytest.mark.parametrize("inner", [100, 5000])
 def test_the_wide_programs_of_many_tokens_compute_the_same(
     triton_form: Gate, monkeypatch: pytest.MonkeyPatch, inner: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -25,8 +24,9 @@ from tests.attention_cases import (
     case_error,
     make_batch,
     make_inputs,
-    relative_error,
 )
+from tests.errors import relative_error
+from tests.interpreted import interpreted
 
 # Spare rows of a tile see no key; their 0 / 0 is not stored.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
@@ -39,9 +39,7 @@ Attention = Callable[..., Tensor]
 
 @pytest.fixture
 def triton_form() -> Attention:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton compiles for the GPU here: tests/gpu covers it")
-    return pytest.importorskip("kernels.attention_triton").paged_attention_triton
+    return interpreted("kernels.attention_triton").paged_attention_triton
 
 
 @pytest.fixture(params=["torch", "triton"])

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.attention_batch import AttentionBatch
 from tests.attention_cases import make_batch
+from tests.interpreted import interpreted
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("Triton compiles for the GPU here: tests/gpu covers it", allow_module_level=True)
-attention_decode_plan = pytest.importorskip("kernels.attention_decode_plan")
+attention_decode_plan = interpreted("kernels.attention_decode_plan")
 
 KEYS = 16
 Tile = tuple[int, int, int]

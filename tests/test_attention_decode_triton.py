@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 
 from kernels.reference import reference_attention
-from tests.attention_cases import TOLERANCE, Case, Inputs, make_inputs, relative_error
+from tests.attention_cases import TOLERANCE, Case, Inputs, make_inputs
+from tests.errors import relative_error
+from tests.interpreted import interpreted
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("Triton compiles for the GPU here: tests/gpu covers it", allow_module_level=True)
-attention_decode_triton = pytest.importorskip("kernels.attention_decode_triton")
+attention_decode_triton = interpreted("kernels.attention_decode_triton")
 
 # Spare rows of a tile see no key; their 0 / 0 is not stored.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
 from kernels.attention_batch import AttentionBatch
+from tests import attention_cases
+from tests.interpreted import interpreted
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU here: tests/gpu covers it"
-)
-
-prefill_tiles = pytest.importorskip("kernels.attention_prefill_plan").prefill_tiles
+prefill_tiles = interpreted("kernels.attention_prefill_plan").prefill_tiles
 
 
 def make_batch(query_lens: list[int], context_lens: list[int]) -> AttentionBatch:
+    """The last sequence has the first row of the block tables, and so on."""
     sequences = len(query_lens)
-    return AttentionBatch(
-        block_tables=torch.zeros(sequences, 1, dtype=torch.int32),
-        table_rows=torch.arange(sequences, dtype=torch.int32).flip(0),
-        query_start=torch.tensor([0, *query_lens]).cumsum(0).int(),
-        context_lens=torch.tensor(context_lens, dtype=torch.int32),
-        num_decodes=query_lens.count(1),
-        max_query_len=max(query_lens),
-        max_context_len=max(context_lens),
-    )
+    tables = torch.zeros(sequences, 1, dtype=torch.int32)
+    return attention_cases.make_batch(tables, query_lens, context_lens, [*range(sequences)][::-1])
 
 
 def planned(batch: AttentionBatch, num_tokens: int, tokens_per_tile: int) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -10,17 +9,14 @@ import torch
 from torch import Tensor
 
 from kernels.reference import reference_attention
-from tests.attention_cases import BLOCK_SIZES, HEAD_DIMS, TOLERANCE, Case, Inputs, make_inputs, relative_error
+from tests.attention_cases import BLOCK_SIZES, HEAD_DIMS, TOLERANCE, Case, Inputs, make_inputs
+from tests.errors import relative_error
+from tests.interpreted import interpreted
 
-pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("TRITON_INTERPRET") != "1", reason="Triton compiles for the GPU here: tests/gpu covers it"
-    ),
-    # Spare rows of a tile see no key of a window; their 0 / 0 is not stored.
-    pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning"),
-]
+# Spare rows of a tile see no key of a window; their 0 / 0 is not stored.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
 
-prefill_attention = pytest.importorskip("kernels.attention_prefill_triton").prefill_attention
+prefill_attention = interpreted("kernels.attention_prefill_triton").prefill_attention
 
 MIXED = Case(((7, 30), (1, 33), (21, 21), (1, 5), (40, 100), (2, 2)), padding=3)
 """The later chunk of a longer prompt, whole prompts and decodes in one step, in no order, and padding."""

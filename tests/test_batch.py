@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from engine.batch import build_batch
+from engine.noise_keys import row_key
 from engine.request import Request, Sampling
-from engine.sampler import row_key
 from engine.sequence import Sequence, SequenceTable, Slots, unread
 
 
@@ -92,25 +92,3 @@ def test_end_and_stop_tokens_are_held_back_below_min_tokens() -> None:
     append(table, table.running, 3)
     table.num_computed[table.running] += 2
     assert build_batch(table, table.running, np.array([1, 1, 1])).sampling.suppressed.tolist() == []
-
-
-def test_more_stop_ids_than_before_widen_the_table_and_keep_the_others() -> None:
-    table = table_with(
-        (0, [1], [0], 0, Sampling(stop_token_ids=(1, 2))),
-        (1, [1], [1], 0, Sampling(stop_token_ids=tuple(range(10, 20)))),
-    )
-    slots = table.running
-    assert set(table.stop_ids[slots[0]].tolist()) == {1, 2, 0, -1}
-    assert set(table.stop_ids[slots[1]].tolist()) == {*range(10, 20), 0}
-
-
-def test_a_removed_sequence_takes_its_output_along_and_its_slot_is_used_again() -> None:
-    table = table_with((0, [1, 2], [0], 1, Sampling()), (1, [3], [1], 0, Sampling()))
-    first = int(table.running[0])
-    append(table, table.running[:1], 7)
-    sequence = table.remove(first)
-    assert sequence.output.tolist() == [7]
-    assert sequence.tokens.tolist() == [1, 2, 7]
-    assert len(table) == 1
-    assert table.admit(sequence, np.array([2], np.int32), 0, 30) == first
-    assert table.num_tokens[first] == 3

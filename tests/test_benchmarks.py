@@ -54,6 +54,17 @@ def test_a_workload_larger_than_the_pool_is_no_less_complete(model: Path, capsys
     assert (line["requests"], line["output_tokens"]) == (4, 4 * 128)
 
 
+def test_a_model_whose_vocabulary_lacks_ids_of_the_prompts_is_refused(tmp_path: Path) -> None:
+    tiny_config("llama", head_dim=64).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="vocab_size 320"):
+        run_workload.main(["nano", "--model", str(tmp_path), "--scale", "0.01"])
+
+
+def test_a_prompt_that_cannot_run_is_named(model: Path) -> None:
+    with pytest.raises(RuntimeError, match="at most 99 fit"):
+        run_workload.main(["groups", "--model", str(model), "--scale", "0.01", "--max-len", "100"])
+
+
 def test_attention_is_measured_against_float32(capsys: pytest.CaptureFixture[str]) -> None:
     attention_kernels.main(["--only", "decode 1x2048"])
     line = printed(capsys)
@@ -82,3 +93,9 @@ def test_vllm_need_not_be_there_to_ask_for_help() -> None:
 def test_a_model_shape_can_be_read(name: str) -> None:
     config = read_model_config(MODELS / name)
     assert (config.head_dim, config.max_position >= 8192) == (128, True)
+
+
+def test_a_name_that_fits_no_attention_problem_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        attention_kernels.main(["--only", "zzz"])
+    assert "no problem's name contains 'zzz'" in capsys.readouterr().err

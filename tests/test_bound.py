@@ -74,3 +74,10 @@ def test_a_config_without_head_dim_splits_the_hidden_size(tmp_path: Path) -> Non
     del config["head_dim"]
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert read_model_cost(tmp_path) == read_model_cost(MODELS / "llama-3.1-8b")
+
+
+def test_experts_count_under_the_name_that_newer_versions_of_transformers_write(tmp_path: Path) -> None:
+    config = json.loads((MODELS / "qwen3-30b-a3b" / "config.json").read_text(encoding="utf-8"))
+    config["num_local_experts"] = config.pop("num_experts")
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert read_model_cost(tmp_path) == read_model_cost(MODELS / "qwen3-30b-a3b")

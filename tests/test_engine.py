@@ -326,6 +326,16 @@ def test_rows_with_logits_that_are_not_finite_fail_alone(async_steps: bool) -> N
         assert completions[row].token_ids.tolist() == expected_output(requests[row], 1000)
 
 
+def test_a_row_that_runs_again_has_not_computed_its_dropped_token_before() -> None:
+    requests = [request(row, [1] * 9, max_tokens=4, min_tokens=4) for row in range(2)]
+    poison = frozenset({key_of(requests[1])})
+    engine, _ = make_engine(40, 4, poison=poison, async_steps=True)
+    steps = check_against_reference(engine, requests, poison=frozenset({1}))
+    assert total(steps, "recomputed_tokens") == 9
+    assert total(steps, "dropped_tokens") == 2
+    assert total(steps, "decode_tokens") == 3 + 2
+
+
 def test_a_long_prompt_is_chunked_while_others_decode(async_steps: bool) -> None:
     # trap 5
     engine, executor = make_engine(60, 4, max_seqs=3, max_batch_tokens=8, async_steps=async_steps)

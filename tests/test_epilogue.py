@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -10,13 +9,12 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from kernels.epilogue import NO_EPILOGUE, Epilogue
 from tests.epilogue_cases import EPS, make_epilogue
+from tests.interpreted import interpreted
 
 
 @pytest.fixture
 def epilogue_triton() -> Any:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton compiles for the GPU here: tests/gpu covers it")
-    return pytest.importorskip("kernels.epilogue_triton")
+    return interpreted("kernels.epilogue_triton")
 
 
 def test_a_product_after_its_epilogue_is_that_of_normed_rows() -> None:

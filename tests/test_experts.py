@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +11,9 @@ from torch import Tensor
 
 from kernels.experts import mix_experts
 from kernels.routing import Routing
-from tests.expert_cases import TOLERANCE, Case, make_problem, relative_error
+from tests.errors import relative_error
+from tests.expert_cases import TOLERANCE, Case, make_problem
+from tests.interpreted import interpreted
 
 Mix = Callable[..., Tensor]
 
@@ -34,9 +35,7 @@ CASES = {
 
 @pytest.fixture
 def triton_form() -> Mix:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton compiles for the GPU here: tests/gpu covers it")
-    return pytest.importorskip("kernels.experts_triton").mix_experts_triton
+    return interpreted("kernels.experts_triton").mix_experts_triton
 
 
 @pytest.fixture(params=["torch", "triton"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.kv_write import rotate_and_write_kv
+from tests.interpreted import interpreted
 from tests.kv_write_cases import BLOCK_SIZE, UNWRITTEN, Case, Inputs, check, make_inputs
 
 Write = Callable[..., Tensor | None]
@@ -19,9 +19,7 @@ SHAPES = [(4, 1, 64), (3, 3, 80), (7, 1, 96), (16, 8, 128), (9, 9, 64), (2, 1, 2
 
 @pytest.fixture
 def triton_form() -> Write:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton compiles for the GPU here: tests/gpu covers it")
-    return pytest.importorskip("kernels.kv_write_triton").rotate_and_write_kv_triton
+    return interpreted("kernels.kv_write_triton").rotate_and_write_kv_triton
 
 
 @pytest.fixture(params=["torch", "triton"])

@@ -242,6 +242,7 @@ def test_a_broken_config_is_named(tmp_path: Path, text: str) -> None:
     ("changes", "words"),
     [
         ({"num_key_value_heads": 0}, "num_key_value_heads 0 must be a positive integer"),
+        ({"head_dim": -32}, "head_dim -32 must be a positive integer"),
         ({"hidden_size": 64.5}, "hidden_size"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": "1e4"}}, "config.json"),
     ],

@@ -105,7 +105,7 @@ def test_suppressed_ids_follow_their_row_into_its_slice(
     decoder: Decoder, reference: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # trap 30
-    first, second = last_logits(reference).topk(2, dim=1).indices.T.tolist()
+    first = last_logits(reference).argmax(dim=1).tolist()
     held = {0, 4, 5}
     sampling = [
         Sampling(min_tokens=int(row in held), stop_token_ids=(first[row], *first)) for row in range(len(PROMPTS))
@@ -118,7 +118,6 @@ def test_suppressed_ids_follow_their_row_into_its_slice(
     found = drawn_ids(make_runner(decoder).launch(whole_prompts(sampling)))
     assert found == expected
     assert {row for row, token in enumerate(found) if token != first[row]} == held
-    assert second != first
 
 
 def test_a_step_that_samples_nothing_still_writes_what_the_next_one_reads(decoder: Decoder) -> None:

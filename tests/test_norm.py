@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +10,7 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from kernels.norm import MAX_SIZE, rms_norm, rms_norm_torch
+from tests.interpreted import interpreted
 from tests.norm_cases import EPS, check, make_inputs
 
 Norm = Callable[..., Tensor]
@@ -18,9 +18,7 @@ Norm = Callable[..., Tensor]
 
 @pytest.fixture
 def triton_form() -> Norm:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton compiles for the GPU here: tests/gpu covers it")
-    return pytest.importorskip("kernels.norm_triton").rms_norm_triton
+    return interpreted("kernels.norm_triton").rms_norm_triton
 
 
 @pytest.fixture(params=["torch", "triton"])

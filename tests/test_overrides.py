@@ -43,6 +43,12 @@ def test_a_text_key_takes_numbers_and_truth_values_as_they_were_typed() -> None:
     assert parser.parse_override(prepare(["source.id_column=null"])[0]).value() is None
 
 
+@pytest.mark.parametrize(("typed", "read"), [("True", "true"), ("FALSE", "false"), ("auto", "auto"), ("on", "on")])
+def test_a_truth_value_among_choices_may_be_capitalised(typed: str, read: str) -> None:
+    prepared = prepare([f"engine.cuda_graphs={typed}"])
+    assert OverridesParser.create().parse_override(prepared[0]).value() == read
+
+
 def test_arguments_of_the_chat_template_need_no_plus() -> None:
     assert prepare(["prompt.chat_kwargs.enable_thinking=false"]) == ["++prompt.chat_kwargs.enable_thinking=false"]
     assert prepare(["prompt.chat_kwargs={a: 1}"]) == ["++prompt.chat_kwargs={a: 1}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from engine.models.rope import RotaryEmbedding, rope_limit
 from kernels.rope import rotary_cos_sin, rotate_torch
+from tests.interpreted import interpreted
 from tests.tiny_models import tiny_config
 
 CPU = torch.device("cpu")
@@ -98,9 +98,7 @@ def test_other_rotations_are_refused(rope: dict[str, Any], message: str) -> None
 def cos_sin(request: pytest.FixtureRequest) -> CosSin:
     if request.param == "torch":
         return rotary_cos_sin
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton compiles for the GPU here: tests/gpu covers it")
-    return pytest.importorskip("kernels.rope_triton").rotary_cos_sin_triton
+    return interpreted("kernels.rope_triton").rotary_cos_sin_triton
 
 
 # The interpreter cuts bfloat16 off instead of rounding it: tests/gpu covers it.

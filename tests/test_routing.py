@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +12,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from kernels.routing import Routing, route
 from tests.expert_cases import chosen_experts, chosen_weights
+from tests.interpreted import interpreted
 from tests.tiny_models import tiny_config
 
 Route = Callable[..., Routing]
@@ -22,9 +22,7 @@ Route = Callable[..., Routing]
 def route_form(request: pytest.FixtureRequest) -> Route:
     if request.param == "torch":
         return route
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton compiles for the GPU here: tests/gpu covers it")
-    return pytest.importorskip("kernels.routing_triton").route_triton
+    return interpreted("kernels.routing_triton").route_triton
 
 
 def _logits(tokens: int, experts: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from transformers import (
 
 from kernels.sampling import SamplingSettings, sample_tokens
 from kernels.sampling_torch import filter_scores, gumbel_noise, sample_tokens_torch
+from tests.interpreted import interpreted
 from tests.sampling_cases import (
     excess_chi_square,
     kept_tokens,
@@ -47,10 +47,8 @@ Sample = Callable[..., None]
 
 @pytest.fixture
 def triton_form(monkeypatch: pytest.MonkeyPatch) -> Sample:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("Triton compiles for the GPU here: tests/gpu covers it")
-    kernels = pytest.importorskip("kernels.sampling_triton")
-    cutoffs = pytest.importorskip("kernels.sampling_cutoff_triton")
+    kernels = interpreted("kernels.sampling_triton")
+    cutoffs = interpreted("kernels.sampling_cutoff_triton")
     monkeypatch.setattr(kernels, "_TILE", TILE)
     monkeypatch.setattr(cutoffs, "_TILE", TILE)
     monkeypatch.setattr(cutoffs, "_CAPACITY", TILE)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
+from tests.interpreted import interpreted
 from tests.sampling_cases import kept_tokens, make_settings
 
-cutoffs = pytest.importorskip("kernels.sampling_cutoff_triton")
+cutoffs = interpreted("kernels.sampling_cutoff_triton")
 
-pytestmark = [
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="tensors of the CPU"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy speaks up where numbers overflow to infinity
-]
+# NumPy speaks up where numbers overflow to infinity.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 TILE = 256
 VOCAB = 1100

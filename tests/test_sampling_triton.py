@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
 from kernels.sampling_torch import gumbel_noise
+from tests.interpreted import interpreted
 from tests.sampling_cases import make_settings
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
-kernels = pytest.importorskip("kernels.sampling_triton")
+kernels = interpreted("kernels.sampling_triton")
 
 exponential = kernels._exponential
 minus_log1p_minus = kernels._minus_log1p_minus
 
-pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="tensors of the CPU")
-
 
 @triton.jit
-def _noise_kernel(out, keys, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _noise_kernel(out: tl.tensor, keys: tl.tensor, SIZE: tl.constexpr) -> None:
     token = tl.arange(0, SIZE)
     tl.store(out + token, exponential(token, tl.load(keys), tl.load(keys + 1)))
 
 
 @triton.jit
-def _logarithm_kernel(out, source, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _logarithm_kernel(out: tl.tensor, source: tl.tensor, SIZE: tl.constexpr) -> None:
     offset = tl.arange(0, SIZE)
     tl.store(out + offset, minus_log1p_minus(tl.load(source + offset)))
 

@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 import numpy as np
 
 from engine.batch import Batch, build_batch
+from engine.noise_keys import position_keys
 from engine.request import Request, Sampling
-from engine.sampler import position_keys
 from engine.sequence import Sequence, SequenceTable
 from engine.step_inputs import NOWHERE, StepInputs, StepShape, exact_shape
 from engine.upload import Array

@@ -111,6 +111,8 @@ def test_a_whole_number_above_2_to_the_53_stays_exact() -> None:
         ("sampling", "stop_token_ids", [[1]], "a list of whole numbers"),
         ("sampling", "stop_token_ids", [True], "a list of whole numbers"),
         ("sampling", "seed", 2**63, "64 bits"),
+        ("engine", "cuda_graphs", "yes", "auto, true, false"),
+        ("engine", "cuda_graphs", None, "auto, true, false"),
         ("order", "by", "random", "prefix, input, longest"),
         ("order", "window", "0", "positive"),
         ("sink", "rows_per_part", 0, "1 or more"),

@@ -57,3 +57,9 @@ def test_totals_count_whole_blocks_and_leave_a_token_to_compute() -> None:
     prompt = np.arange(48, dtype=np.int32)
     counts = totals([Work(prompt, 3), Work(prompt, 4)], 16)
     assert counts == {"requests": 2, "prompt_tokens": 96, "output_tokens": 7, "highest_hit_rate": round(32 / 96, 4)}
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
+def test_a_share_of_nothing_is_refused(scale: float) -> None:
+    with pytest.raises(ValueError, match="scale"):
+        WORKLOADS["nano"](scale)

@@ -140,6 +140,8 @@ def _from_transformers(hf: PreTrainedConfig, family: str, end_token_ids: tuple[i
         end_token_ids=end_token_ids,
         hf=hf,
     )
+    if config.head_dim < 1:
+        raise ValueError(f"head_dim {config.head_dim} must be a positive integer, or null for hidden size / heads")
     if config.hidden_act != "silu":
         raise ValueError(f"hidden_act {config.hidden_act!r} is not supported; accepted is silu")
     if any(window is not None and window < 1 for window in config.layer_windows):

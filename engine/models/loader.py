@@ -62,7 +62,7 @@ def load_decoder(
     unless every stored tensor is used and every parameter filled.
     """
     decoder = Decoder(config, dtype=dtype, device=device).eval()
-    if dummy:
+    if dummy:  # norms are 1: there is nothing to fold
         _fill_randomly(decoder, config.hf.initializer_range)
     else:
         _fill_from_files(checkpoint_slots(decoder), _weight_files(folder), config.tie_word_embeddings)

@@ -42,10 +42,12 @@ class ItemShape:
 
 
 def tokens_per_item(group: int) -> int:
+    """Query tokens of both consumers together, where `group` query heads share a key/value head."""
     return CONSUMERS.value * (_ROWS // group)
 
 
 def item_shape(kv_heads: int, group: int, head_dim: int, block_size: int, window: int) -> ItemShape:
+    """The shape for a model's heads, the cache's blocks, and a sliding window (0: none)."""
     padded_dim = triton.next_power_of_2(head_dim)
     # Two tiles each of keys and values fit into shared memory, the scores of one into a consumer's registers.
     keys = 128 if padded_dim <= 128 else 64

@@ -22,8 +22,8 @@ from tests.attention_cases import (
     Case,
     Inputs,
     make_inputs,
-    relative_error,
 )
+from tests.errors import relative_error
 
 pytestmark = [
     pytest.mark.gpu,

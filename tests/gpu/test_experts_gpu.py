@@ -9,7 +9,8 @@ import torch
 
 from kernels.experts import mix_experts
 from kernels.routing import route
-from tests.expert_cases import TOLERANCE, Case, chosen_experts, chosen_weights, make_problem, relative_error
+from tests.errors import relative_error
+from tests.expert_cases import TOLERANCE, Case, chosen_experts, chosen_weights, make_problem
 
 pytestmark = [
     pytest.mark.gpu,

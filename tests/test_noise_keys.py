@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-from engine.sampler import position_keys, row_key
+from engine.noise_keys import position_keys, row_key
 
 SEEDS = np.array([0, 0, 1, -(2**63), 2**63 - 1, 42])
 DRAW_IDS = np.array([0, 1, 123_456_789, 7, -3, 2**40])
