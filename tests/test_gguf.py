@@ -137,7 +137,7 @@ def test_quantised_weights_are_those_that_gguf_reads(tmp_path: Path, quantizatio
     folder = gguf_to_folder(path, tmp_path / "cache")
     slots = checkpoint_slots(load_decoder(folder, read_model_config(folder), dtype=torch.float32, device=CPU))
     stored = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(path).tensors}
-    expected = folded({name: torch.from_numpy(stored[_gguf_name(name)]) for name in slots})
+    expected = folded({name: torch.tensor(stored[_gguf_name(name)]) for name in slots})
     for name, slot in slots.items():
         assert torch.equal(slot, expected[name]), name
 
