@@ -71,7 +71,7 @@ def test_graphs_give_the_tokens_of_transformers(tmp_path: Path) -> None:
     reference = save_tiny_model(tmp_path, "llama", head_dim=64)
     started = start_engine(tmp_path, device="cuda", max_seqs=16, **AHEAD)
     for prompt, output in zip(prompts(21), outputs(started, 21), strict=True):
-        near_ties(reference, prompt, output)
+        assert near_ties(reference, prompt, output) < LENGTH // 4
 
 
 def test_a_pool_that_preempts_gives_the_tokens_of_one_that_does_not(folder: Path) -> None:
