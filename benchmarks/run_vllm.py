@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 from typing import Any
 
+from benchmarks.options import BLOCK_SIZE, workload_parser
 from benchmarks.provenance import provenance
 from benchmarks.workloads import WORKLOADS, Work, in_prefix_order, totals
 
-BLOCK_SIZE = 16
 WARM_UP_SCALE = 0.05
 
 
@@ -64,16 +63,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--model", type=Path, required=True, help="folder with a config.json")
-    parser.add_argument("--kv-blocks", type=int, help=f"K/V blocks of {BLOCK_SIZE} tokens; vLLM's choice if unset")
-    parser.add_argument("--max-len", type=int, default=8192, help="longest sequence, in tokens (%(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.6, help="of sampling; 0 is greedy (%(default)s)")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the workload's requests (%(default)s)")
+    parser = workload_parser(__doc__)
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9, help="share of the GPU (%(default)s)")
     parser.add_argument("--sorted", action="store_true", help="pass the prompts in prefix order, not as they come")
-    parser.add_argument("--commit", help="of the code that runs, where git cannot tell")
     return parser
 
 

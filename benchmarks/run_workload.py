@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.bound import DEVICE, bound_seconds, read_model_cost
 from benchmarks.kernel_profile import KernelProfile, fullest_steps, profile_kernels
+from benchmarks.options import BLOCK_SIZE, workload_parser
 from benchmarks.provenance import provenance
 from benchmarks.step_table import step_table
 from benchmarks.workloads import LARGEST_ID, WORKLOADS, Work, in_prefix_order, totals
@@ -26,7 +27,6 @@ from engine.request import Request, Sampling
 from engine.startup import EngineSettings, Resolved, Started, resolve, start
 from engine.stats import StepStats
 
-BLOCK_SIZE = 16
 WARM_UP_REQUESTS, WARM_UP_TOKENS = 16, 8
 PROFILED_STEPS = 100
 
@@ -66,17 +66,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--model", type=Path, required=True, help="folder with a config.json")
-    parser.add_argument("--kv-blocks", type=int, help=f"K/V blocks of {BLOCK_SIZE} tokens; all that fit if unset")
-    parser.add_argument("--max-len", type=int, default=8192, help="longest sequence, in tokens (%(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.6, help="of sampling; 0 is greedy (%(default)s)")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the workload's requests (%(default)s)")
+    parser = workload_parser(__doc__)
     parser.add_argument("--no-graphs", action="store_true", help="launch kernel by kernel, from no captured graph")
     parser.add_argument("--no-async", action="store_true", help="read each step's tokens before the next is launched")
     parser.add_argument("--profile", action="store_true", help="run again under a profiler; kernels go to stderr")
-    parser.add_argument("--commit", help="of the code that runs, where git cannot tell")
     return parser
 
 

@@ -111,8 +111,8 @@ def _measure_graphs(model: Decoder, shape: KVCacheShape, limits: Limits, samplin
     free = [torch.cuda.mem_get_info(device)[0]]
     runner = ModelRunner(model, KVCache(shape, 1, device), limits, graphs=True, filtered=sampling.filtered)
     assert runner.graphs is not None
-    for count in (1, 2):
-        runner.capture(count)
+    for part in (slice(0, 1), slice(1, 2)):
+        runner.capture(part)
         torch.cuda.empty_cache()
         free.append(torch.cuda.mem_get_info(device)[0])
     return free[0] - free[1] + (runner.graphs.count - 1) * max(0, free[1] - free[2])

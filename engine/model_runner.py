@@ -62,10 +62,10 @@ class ModelRunner:
             self._drawn = torch.zeros(limits.max_seqs, dtype=torch.int32, device=self._device)
 
     @torch.inference_mode()
-    def capture(self, count: int | None = None) -> None:
-        """Capture the graphs, or the `count` largest of them."""
+    def capture(self, part: slice = slice(None)) -> None:
+        """Capture the graphs, or a part of them, which count from the largest."""
         if self.graphs is not None:
-            for key in self.graphs.keys[:count]:
+            for key in self.graphs.keys[part]:
                 self.graphs.capture(key, self._compute_captured)
 
     @torch.inference_mode()

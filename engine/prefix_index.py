@@ -122,8 +122,9 @@ class PrefixIndex:
             return
         if self._children[block]:
             raise AssertionError(f"block {block} leaves the index before {self._children[block]} blocks that follow it")
-        if self._path_place[block] != NOT_ON_PATH:
-            self._remember(self._path_tokens, self._path[: self._path_place[block]])
+        if (place := int(self._path_place[block])) != NOT_ON_PATH:
+            self._path_place[self._path[place:]] = NOT_ON_PATH
+            self._path, self._path_tokens = self._path[:place], self._path_tokens[: place * self.block_size]
         del self._blocks[key]
         self._keys[block] = None
         self._state[block] = BlockState.UNINDEXED

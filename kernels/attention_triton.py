@@ -26,8 +26,7 @@ def paged_attention_triton(
     """
     _check_layout(query, key_cache, value_cache, batch, scale)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    if batch.max_query_len > 1:
-        prefill_attention(output, query, key_cache, value_cache, batch, scale=scale, sliding_window=sliding_window)
+    prefill_attention(output, query, key_cache, value_cache, batch, scale=scale, sliding_window=sliding_window)
     if batch.num_decodes > 0:
         decode_attention(output, query, key_cache, value_cache, batch, scale=scale, sliding_window=sliding_window)
     return output

@@ -72,6 +72,24 @@ class Inputs:
         )
         return output[: int(self.batch.query_start[-1])]
 
+    def fill(self, output: Tensor, attention: Callable[..., None]) -> None:
+        """Let a kernel for some of the sequences write its tokens into `output`."""
+        attention(
+            output,
+            self.query,
+            self.key_cache,
+            self.value_cache,
+            self.batch,
+            scale=self.scale,
+            sliding_window=self.window,
+        )
+
+    def filled(self, attention: Callable[..., None]) -> Tensor:
+        """Outputs of all tokens, NaN where `attention` writes none."""
+        output = torch.full(self.query.shape, float("nan"), dtype=self.query.dtype, device=self.query.device)
+        self.fill(output, attention)
+        return output
+
 
 def make_inputs(
     case: Case, device: str = "cpu", *, poison: tuple[float, float] = POISON, unused_id: int = UNUSED_BLOCK_ID

@@ -9,11 +9,6 @@ from kernels.activation import silu_and_mul
 from kernels.epilogue_triton import MANY_TOKENS
 from tests.activation_cases import TOLERANCE, check
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-
 
 @pytest.mark.parametrize("tokens", [300, MANY_TOKENS])
 @pytest.mark.parametrize("dtype", TOLERANCE)

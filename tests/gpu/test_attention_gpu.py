@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 from itertools import product
 
@@ -28,23 +25,10 @@ from tests.errors import relative_error
 
 Lengths = tuple[tuple[int, int], ...]
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 DECODES = ((1, 1), (1, 16), (1, 129), (1, 700))
 CHUNKS = ((7, 30), (40, 300), (150, 150), (260, 1000))
 """Their lengths reach every size of prefill tile."""
-
-
-@pytest.fixture(scope="module")
-def compilers() -> Iterator[Executor]:
-    """Processes that run cases: each shape is a kernel of its own, and compiling them takes nearly all of the time."""
-    workers = min(16, os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield pool
 
 
 def assert_cases_match(cases: list[Case], compilers: Executor) -> None:

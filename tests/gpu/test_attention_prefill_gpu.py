@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 
 import pytest
@@ -25,41 +22,13 @@ from tests.attention_cases import (
 )
 from tests.errors import relative_error
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LENGTHS = ((1, 40), (7, 30), (40, 300), (2, 2), (1, 700), (150, 150), (260, 1000), (128, 128))
 """Chunks of less than half a tile, of one, and of several; decodes between them."""
 
 
-@pytest.fixture(scope="module")
-def compilers() -> Iterator[Executor]:
-    """Processes that run cases: each shape is a kernel of its own, and compiling them takes nearly all of the time."""
-    workers = min(16, os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield pool
-
-
-def fill(output: torch.Tensor, inputs: Inputs, batch: AttentionBatch) -> None:
-    prefill_attention(
-        output,
-        inputs.query,
-        inputs.key_cache,
-        inputs.value_cache,
-        batch,
-        scale=inputs.scale,
-        sliding_window=inputs.window,
-    )
-
-
 def run(inputs: Inputs) -> torch.Tensor:
-    """The outputs of all tokens; NaN where the kernel writes none."""
-    output = torch.full(inputs.query.shape, float("nan"), dtype=inputs.query.dtype, device="cuda")
-    fill(output, inputs, inputs.batch)
-    return output
+    return inputs.filled(prefill_attention)
 
 
 def error_of(output: torch.Tensor, inputs: Inputs) -> float:
@@ -166,7 +135,9 @@ def test_a_captured_graph_is_replayed_with_other_lengths(dtype: torch.dtype) -> 
         query, key_cache, value_cache, *layout = static
         batch = AttentionBatch(*layout, num_decodes=8, max_query_len=590, max_context_len=1000)
         for _ in range(2):  # The second layer takes the plan of the first.
-            fill(output, replace(steps[0], query=query, key_cache=key_cache, value_cache=value_cache), batch)
+            replace(steps[0], query=query, key_cache=key_cache, value_cache=value_cache, batch=batch).fill(
+                output, prefill_attention
+            )
 
     load(0)
     launch()

@@ -15,8 +15,6 @@ from engine.startup import EngineSettings, resolve, start
 from tests.oracle.greedy import complete, near_ties, start_engine
 from tests.tiny_models import save_tiny_model
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-
 
 def prompts() -> list[list[int]]:
     rng = np.random.default_rng(9)

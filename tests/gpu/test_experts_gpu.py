@@ -12,11 +12,6 @@ from kernels.routing import route
 from tests.errors import relative_error
 from tests.expert_cases import TOLERANCE, Case, chosen_experts, chosen_weights, make_problem
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-
 QWEN3_30B = Case(1, experts=128, choices=8, hidden=2048, inner=768, padding=7)
 MIXTRAL = Case(1, experts=8, choices=2, hidden=4096, inner=14336, dtype=torch.bfloat16)
 UNEVEN = Case(1, experts=60, choices=4, hidden=1032, inner=200)

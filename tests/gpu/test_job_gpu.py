@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from tests.job_runs import TinyJob, questions
-
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def test_a_job_on_the_gpu_gives_the_completions_of_the_cpu_and_records_its_memory(tmp_path: Path) -> None:

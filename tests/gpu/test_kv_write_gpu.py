@@ -11,11 +11,6 @@ from kernels.epilogue_triton import MANY_TOKENS
 from kernels.kv_write import rotate_and_write_kv
 from tests.kv_write_cases import BLOCK_SIZE, Case, check, make_inputs
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-
 
 # trap 21
 @pytest.mark.parametrize("normed", [False, True])

@@ -8,11 +8,6 @@ import torch
 from kernels.norm import MAX_SIZE, rms_norm
 from tests.norm_cases import check
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [64, 1000, 1024, 2560, 4096, MAX_SIZE])

@@ -7,10 +7,6 @@ import torch
 
 from kernels.rope import rotary_cos_sin
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 """Largest error of a cosine, times 1.25."""
 

@@ -18,11 +18,6 @@ from tests.sampling_cases import (
     softmax_of_kept,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-
 FILTERS = {
     "none": {},
     "top_k": {"top_k": 10},

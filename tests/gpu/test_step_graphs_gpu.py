@@ -6,13 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from engine.startup import Started
 from tests.oracle.greedy import complete, near_ties, start_engine
 from tests.tiny_models import save_tiny_model
-
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 PLAIN = {"cuda_graphs": False, "async_steps": False}
 AHEAD = {"cuda_graphs": True, "async_steps": True}

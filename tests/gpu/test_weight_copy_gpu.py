@@ -11,11 +11,6 @@ from safetensors.torch import save_file
 
 from engine.models.weight_copy import WeightCopy
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
-
 
 @pytest.mark.parametrize("threads", [1, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
