@@ -105,17 +105,17 @@ def _measure_activations(model: Decoder, shape: KVCacheShape, limits: Limits, sa
 
 
 def _measure_graphs(model: Decoder, shape: KVCacheShape, limits: Limits, sampling: Sampling) -> int:
-    """Bytes that all graphs take, from what the two largest do: the first makes the memory that the others share."""
+    """Bytes that all graphs take, from what some do: the largest of either kind make the memory that all share."""
     device = next(model.parameters()).device
     torch.cuda.empty_cache()
     free = [torch.cuda.mem_get_info(device)[0]]
     runner = ModelRunner(model, KVCache(shape, 1, device), limits, graphs=True, filtered=sampling.filtered)
     assert runner.graphs is not None
-    for part in (slice(0, 1), slice(1, 2)):
+    for part in (slice(0, 2), slice(2, 3)):
         runner.capture(part)
         torch.cuda.empty_cache()
         free.append(torch.cuda.mem_get_info(device)[0])
-    return free[0] - free[1] + (runner.graphs.count - 1) * max(0, free[1] - free[2])
+    return free[0] - free[1] + (runner.graphs.count - 3) * max(0, free[1] - free[2])
 
 
 def _largest_batch(block_size: int, limits: Limits, sampling: Sampling) -> Batch:

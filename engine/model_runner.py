@@ -63,8 +63,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture(self, part: slice = slice(None)) -> None:
-        """Capture the graphs, or a part of them, which count from the largest."""
+        """Capture the graphs that pay, or a part of them in the order of `StepGraphs.keys`."""
         if self.graphs is not None:
+            self.graphs.trim(self._compute_captured)
             for key in self.graphs.keys[part]:
                 self.graphs.capture(key, self._compute_captured)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,14 +16,18 @@ from engine.scheduler import Limits
 from engine.step_inputs import StepInputs, StepShape
 from engine.upload import STAGES, Array, lay_out
 
-DECODE_SIZES = (16, *range(32, 129, 32), *range(160, 257, 32), *range(320, 513, 64), *range(640, 1025, 128))
-MIXED_SIZES = (16, 64, *range(128, 2049, 128), *range(2560, 8193, 512))
-"""Tokens of the captured steps, of decodes alone and with prompt chunks among them.
+DECODE_SIZES = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
+MIXED_SIZES = (16, 64, *range(128, 2049, 128))
+LARGE_SIZES = tuple(range(2560, 8193, 512))
+"""Tokens of the captured steps: of decodes alone, with prompt chunks among them, and more of the latter.
 
 Up to 128 rows the products of a layer take the same time but for a few percent (30 us at 16 and 64, 32 at 128 for
 qwen3-0.6b; 128 at 16 and 136 at 64 for llama-3.1-8b), and a single row takes longer than 16 (34 against 29): a finer
-ladder gains nothing. Beyond 2,048 tokens a step takes so long that padding counts more than launches.
+ladder gains nothing. cuBLAS takes longer for 224 and 448 rows than for 256 and 512 (185 and 182, 405 and 296 us a layer
+of llama-3.1-8b). Padding to a large size costs up to a fifth of a step, which pays for small models only.
 """
+_LAUNCHES_HIDDEN = 1.5
+"""Large steps are not captured if one computes longer, by this factor, than launching its kernels one by one takes."""
 _DECODE_COPIES = 2
 """A graph is made ready for its launch only once its launch before is over: decodes take turns with two."""
 _MIXED_CHANGES = 4
@@ -50,7 +55,7 @@ class StepGraphs:
 
     def __init__(self, limits: Limits, tables: tuple[int, int], device: torch.device) -> None:
         self._decode_sizes = ladder(DECODE_SIZES, min(limits.max_seqs, DECODE_SIZES[-1]))
-        self._mixed_sizes = ladder(MIXED_SIZES, min(limits.max_batch_tokens, MIXED_SIZES[-1]))
+        self._mixed_sizes = ladder(MIXED_SIZES + LARGE_SIZES, min(limits.max_batch_tokens, LARGE_SIZES[-1]))
         self._max_seqs = limits.max_seqs
         self._tables = tables
         self._stages = _Stages(lay_out(self._shape(self.keys[0]).empty())[1], device)
@@ -61,28 +66,50 @@ class StepGraphs:
 
     @property
     def keys(self) -> list[GraphKey]:
-        """All graphs, largest first: the others fit into its memory."""
-        decodes = [GraphKey(size, False) for size in self._decode_sizes]
-        return sorted(decodes + [GraphKey(size, True) for size in self._mixed_sizes], reverse=True)
+        """All graphs, the largest of either kind first: the others fit into their memory."""
+        mixed = [GraphKey(size, True) for size in reversed(self._mixed_sizes)]
+        decodes = [GraphKey(size, False) for size in reversed(self._decode_sizes)]
+        return [mixed[0], decodes[0], *mixed[1:], *decodes[1:]]
 
     @property
     def count(self) -> int:
         """How many graphs there are once all are captured."""
         return len(self._mixed_sizes) + _DECODE_COPIES * len(self._decode_sizes)
 
+    def trim(self, compute: Compute) -> None:
+        """Leave out the large steps if `compute` takes so long for the smallest of them that launches do not matter."""
+        small = tuple(size for size in self._mixed_sizes if size <= MIXED_SIZES[-1])
+        if len(small) == len(self._mixed_sizes):
+            return
+        key = GraphKey(self._mixed_sizes[len(small)], mixed=True)
+        places = self._empty_places(key)
+        compute(places.inputs, key)
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        compute(places.inputs, key)
+        launched = time.perf_counter()
+        torch.cuda.synchronize()
+        if time.perf_counter() - begin > _LAUNCHES_HIDDEN * (launched - begin):
+            self._mixed_sizes = small
+
     def capture(self, key: GraphKey, compute: Compute) -> None:
         """Capture `compute`, which must leave its results in memory of its own.
 
         The step is computed once before, without a single token, so that its kernels are loaded.
         """
-        places = self._places[key] = _Places(self._shape(key), self._stages)
-        self._stages.send(places, None)
-        torch.cuda.synchronize()
+        places = self._places[key] = self._empty_places(key)
         with torch.cuda.stream(self._stream):
             compute(places.inputs, key)
             torch.cuda.synchronize()
             copies = 1 if key.mixed else _DECODE_COPIES
             self._graphs[key] = itertools.cycle([self._captured(places.inputs, key, compute) for _ in range(copies)])
+
+    def _empty_places(self, key: GraphKey) -> _Places:
+        """The places of a step without a single token, which is on the device."""
+        places = _Places(self._shape(key), self._stages)
+        self._stages.send(places, None)
+        torch.cuda.synchronize()
+        return places
 
     def _captured(self, inputs: StepInputs, key: GraphKey, compute: Compute) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

@@ -14,9 +14,10 @@ _BLOCK = 1024
 """Elements of one program."""
 _WARPS = 4
 """With _BLOCK elements of two bytes, one access of 16 bytes for each thread."""
-_WIDE_BLOCK = 4096
-"""The same for many tokens."""
-_WIDE_WARPS = 8
+_WIDE_BLOCK = 16384
+"""At most so many for many tokens: a program that takes a whole token reads its row but once."""
+_WIDE_WARP = 512
+"""Elements of a warp of such a program."""
 
 
 def silu_and_mul_triton(gate_up: Tensor, epilogue: Epilogue = NO_EPILOGUE) -> Tensor:
@@ -25,7 +26,10 @@ def silu_and_mul_triton(gate_up: Tensor, epilogue: Epilogue = NO_EPILOGUE) -> Te
         raise ValueError(f"gate_up has strides {gate_up.stride()}: its last dimension must be contiguous")
     tokens, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(tokens, inner, dtype=gate_up.dtype, device=gate_up.device)
-    block, warps = (_BLOCK, _WARPS) if tokens < MANY_TOKENS else (_WIDE_BLOCK, _WIDE_WARPS)
+    block, warps = _BLOCK, _WARPS
+    if tokens >= MANY_TOKENS:
+        block = min(triton.next_power_of_2(inner), _WIDE_BLOCK)
+        warps = max(1, block // _WIDE_WARP)
     if tokens:
         _silu_and_mul_kernel[(tokens, triton.cdiv(inner, block))](
             out, gate_up, gate_up.stride(0), **epilogue_arguments(epilogue), INNER=inner, BLOCK=block, num_warps=warps

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.step_graphs import DECODE_SIZES, MIXED_SIZES, ladder
+from engine.step_graphs import DECODE_SIZES, LARGE_SIZES, MIXED_SIZES, ladder
 
 
 def test_sizes_rise() -> None:
-    for sizes in (DECODE_SIZES, MIXED_SIZES):
+    for sizes in (DECODE_SIZES, MIXED_SIZES + LARGE_SIZES):
         assert list(sizes) == sorted(set(sizes))
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine import step_graphs
+from engine.model_runner import ModelRunner
 from engine.startup import Started
 from tests.oracle.greedy import complete, near_ties, start_engine
 from tests.tiny_models import save_tiny_model
@@ -82,6 +84,20 @@ def test_a_pool_that_preempts_gives_the_tokens_of_one_that_does_not(folder: Path
         one.row_id for one, other in zip(wide, tight, strict=True) if not np.array_equal(one.token_ids, other.token_ids)
     ]
     assert len(different) <= 1
+
+
+@pytest.mark.parametrize(("factor", "largest"), [(0.0, 2048), (float("inf"), 3000)])
+def test_large_steps_are_captured_only_where_launches_take_longer_than_computing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, factor: float, largest: int
+) -> None:
+    monkeypatch.setattr(step_graphs, "_LAUNCHES_HIDDEN", factor)
+    limits = {"device": "cuda", "kv_memory": 1 << 26, "max_seqs": 200, "max_batch_tokens": 3000}
+    ahead, plain = (start_engine(folder, **limits, **way) for way in (AHEAD, PLAIN))
+    runner = ahead.engine._executor
+    assert isinstance(runner, ModelRunner)
+    assert runner.graphs is not None
+    assert runner.graphs.keys[0] == step_graphs.GraphKey(largest, mixed=True)
+    assert outputs(ahead, 150) == outputs(plain, 150)
 
 
 def block_bytes(folder: Path) -> int:
