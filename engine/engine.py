@@ -114,8 +114,7 @@ class Engine:
         in the prefix index, and the exception is passed on.
         """
         begin, waited = time.perf_counter_ns(), 0
-        # A sequence whose token is still on the device must not be preempted.
-        launched = not (self._launched and self._scheduler.must_preempt) and self._launch()
+        launched = self._launch()
         completions: list[Completion] = []
         stats = None
         if self._launched and (len(self._launched) > self._depth or not launched):
@@ -132,7 +131,7 @@ class Engine:
     def _launch(self) -> bool:
         """Schedule the next step and start it; whether there was one."""
         started, evicted = time.time_ns() // 1000, self._pool.evictions
-        schedule = self._scheduler.schedule()
+        schedule = self._scheduler.schedule(may_preempt=not self._launched)
         if schedule is None:
             return False
         stats = self._stats_at_launch(schedule, started, self._pool.evictions - evicted)
@@ -175,7 +174,7 @@ class Engine:
             step=self._steps,
             started_at=started,
             duration_us=0,
-            running=len(self._table.growing()),
+            running=schedule.running,
             waiting=self.num_waiting,
             prefill_tokens=schedule.prefill_tokens,
             decode_tokens=schedule.decode_tokens,
@@ -259,8 +258,10 @@ class Engine:
     def _finish(self, slots: Slots) -> None:
         """End sequences; their slots and blocks are free once no launched step computes them."""
         self._table.ended[slots] = True
-        computed = np.concatenate([slots[:0], *(launched.schedule.slots for launched in self._launched)])
-        for slot in slots[~np.isin(slots, computed)].tolist():
+        computed = np.zeros(self.limits.max_seqs, np.bool_)
+        for launched in self._launched:
+            computed[launched.schedule.slots] = True
+        for slot in slots[~computed[slots]].tolist():
             self._scheduler.release(slot)
 
     def _match_stop_strings(self, slots: Slots, token_ids: npt.NDArray[np.int32]) -> dict[int, int]:

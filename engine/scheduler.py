@@ -54,6 +54,7 @@ class Schedule:
 
     slots: Slots
     counts: Counts
+    running: int = 0  # sequences that want another token, whether they get one or not
     preemptions: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -97,15 +98,22 @@ class Scheduler:
         self._admission = Admission.for_pool(pool.total)
         self._block_size = index.block_size
 
-    @property
-    def must_preempt(self) -> bool:
-        """Whether the next step needs more blocks than are available; all launched steps must be read before it."""
-        return len(self._short_of_a_block()) > self._pool.available
+    def schedule(self, *, may_preempt: bool = True) -> Schedule | None:
+        """Plan the next step, taking and giving back blocks for it.
 
-    def schedule(self) -> Schedule | None:
-        """Plan the next step, taking and giving back blocks for it; None if nothing runs or can start."""
-        preemptions = self._make_room()
-        step = self._continue_running()
+        None if nothing runs or can start, or if a sequence would have to be preempted and may not be: one whose
+        token is still on the device.
+        """
+        preemptions = 0
+        growing = self._table.growing()
+        while len(short := self._short_of_a_block(growing)) > self._pool.available:
+            if not may_preempt:
+                return None
+            self._preempt(int(self._table.running[-1]))
+            preemptions += 1
+            growing = self._table.growing()
+        self._table.append_block(short, self._pool.allocate(len(short)))
+        step = self._continue_running(growing)
         step.preemptions = preemptions
         self._account(step, step.slots, step.counts)
         if not preemptions:
@@ -113,6 +121,7 @@ class Scheduler:
         if not len(step.slots):
             return None
         self._put_decodes_first(step)
+        step.running = len(growing) + len(step.admitted)
         running = self._table.running
         spare = self._table.num_blocks[running] * self._block_size - self._table.num_tokens[running]
         step.slack_tokens = int(np.maximum(spare, 0).sum())  # the last token of a sequence never takes a slot
@@ -186,17 +195,7 @@ class Scheduler:
         self.waiting.clear()
         return running + waiting
 
-    def _make_room(self) -> int:
-        """Give every sequence a block for its next token, preempting the latest until it works."""
-        preemptions = 0
-        while len(short := self._short_of_a_block()) > self._pool.available:
-            self._preempt(int(self._table.running[-1]))
-            preemptions += 1
-        self._table.append_block(short, self._pool.allocate(len(short)))
-        return preemptions
-
-    def _short_of_a_block(self) -> Slots:
-        growing = self._table.growing()
+    def _short_of_a_block(self, growing: Slots) -> Slots:
         return growing[self._table.num_tokens[growing] > self._table.num_blocks[growing] * self._block_size]
 
     def _preempt(self, slot: int) -> None:
@@ -221,16 +220,15 @@ class Scheduler:
             if self._pool.references(block) == 1 and self._index.is_leaf(block):
                 self._index.remove(block)
 
-    def _continue_running(self) -> Schedule:
+    def _continue_running(self, growing: Slots) -> Schedule:
         """One token for each decoding sequence, then prompt chunks in order of admission while tokens are left."""
-        running = self._table.growing()
-        counts = self._table.num_tokens[running] - self._table.num_computed[running]
+        counts = self._table.num_tokens[growing] - self._table.num_computed[growing]
         budget = self._limits.max_batch_tokens - int(np.count_nonzero(counts == 1))
         for position in np.flatnonzero(counts > 1):
             counts[position] = min(int(counts[position]), budget)
             budget -= int(counts[position])
         scheduled = counts > 0
-        slots, counts = running[scheduled], counts[scheduled]
+        slots, counts = growing[scheduled], counts[scheduled]
         step = Schedule(slots, counts)
         in_prompt = self._table.num_computed[slots] < self._table.prompt_tokens[slots]
         for slot, count in zip(slots[in_prompt].tolist(), counts[in_prompt].tolist(), strict=True):
