@@ -13,11 +13,14 @@ from engine.executor import Drawn
 from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
 from engine.scheduler import Limits
+from engine.sequence import Slots
 from engine.step_graphs import GraphKey, StepGraphs
 from engine.step_inputs import StepInputs, exact_shape
-from engine.upload import Upload
+from engine.upload import STAGES, Upload
 from kernels.attention import AttentionBatch
+from kernels.page_locked import copy_page_locked
 from kernels.sampling import SamplingSettings, sample_tokens
+from kernels.step_start import start_step
 
 SAMPLED_ROWS_AT_ONCE = 512
 """Rows whose logits exist at the same time: bounds the sampler's memory at a large vocabulary."""
@@ -53,13 +56,13 @@ class ModelRunner:
         self._block_tables = torch.zeros(self._tables_shape, dtype=torch.int32, device=self._device)
         self._last_tokens = torch.zeros(limits.max_seqs + 1, dtype=torch.int32, device=self._device)
         self._upload = Upload(self._device)
-        self._results = _Results(limits.max_seqs, self._device)
+        self._results = _Results(self._last_tokens)
+        self._turn = 0
         self.graphs: StepGraphs | None = None
         if graphs:
             self.graphs = StepGraphs(limits, self._tables_shape, self._device)
             size = (self.graphs.keys[0].tokens, model.config.hidden_size)
             self._hidden = torch.zeros(size, dtype=model.embed_tokens.dtype, device=self._device)
-            self._drawn = torch.zeros(limits.max_seqs, dtype=torch.int32, device=self._device)
 
     @torch.inference_mode()
     def capture(self, part: slice = slice(None)) -> None:
@@ -72,18 +75,17 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedBatch:
         """Start computing the batch's tokens and drawing the successors of its sampled ones."""
-        rows = len(batch.sampled_tokens)
-        if self._replay_decodes(batch):
-            return self._results.fetch(self._drawn[:rows])
-        hidden, inputs = self._hidden_states(batch)
-        suppressed = inputs.suppressed
-        if len(suppressed) < len(batch.sampling.suppressed):
-            suppressed = self._upload.send([batch.sampling.suppressed])[0]
-        drawn = torch.empty(rows, dtype=torch.int32, device=self._device)
-        settings = _settings(inputs, rows, suppressed, filtered=batch.sampling.filtered)
-        self._draw(hidden[inputs.sampled_tokens[:rows]], settings, drawn)
-        self._keep(drawn, inputs.sampled_slots[:rows])
-        return self._results.fetch(drawn)
+        self._turn = (self._turn + 1) % STAGES
+        if not self._replay_decodes(batch):
+            rows = len(batch.sampled_tokens)
+            hidden, inputs = self._hidden_states(batch)
+            suppressed = inputs.suppressed
+            if len(suppressed) < len(batch.sampling.suppressed):
+                suppressed = self._upload.send([batch.sampling.suppressed])[0]
+            settings = _settings(inputs, rows, suppressed, filtered=batch.sampling.filtered)
+            self._draw(hidden[inputs.sampled_tokens[:rows]], settings, inputs.sampled_slots[:rows])
+            self._results.fetch(self._turn)
+        return self._results.launched(self._turn, batch.sampled_slots)
 
     def memory(self) -> tuple[int, int]:
         """Bytes the CUDA allocator has given out and reserved; zeros on a CPU."""
@@ -101,14 +103,14 @@ class ModelRunner:
         key = self.graphs.key_for(batch, mixed=False)
         if key is None:
             return False
-        self.graphs.run(key, batch)
+        self.graphs.run(key, batch, self._turn)
         return True
 
     def _hidden_states(self, batch: Batch) -> tuple[Tensor, StepInputs]:
         """Hidden states of all tokens of a batch, [tokens, hidden], from a graph where there is one."""
         key = None if self.graphs is None else self.graphs.key_for(batch, mixed=True)
         if self.graphs is not None and key is not None:
-            return self._hidden, self.graphs.run(key, batch)
+            return self._hidden, self.graphs.run(key, batch, self._turn)
         shape = exact_shape(batch, self._tables_shape)
         arrays = shape.empty()
         shape.fill(arrays, batch)
@@ -116,20 +118,28 @@ class ModelRunner:
         longest = int(np.diff(batch.query_start).max())
         return self._compute(inputs, num_decodes=batch.num_decodes, max_query_len=longest), inputs
 
-    def _compute_captured(self, inputs: StepInputs, key: GraphKey) -> None:
-        """What a graph holds: a step of decodes with its draws, a mixed one up to the hidden states."""
+    def _compute_captured(self, inputs: StepInputs, key: GraphKey, turn: int) -> None:
+        """What a graph holds: a step of decodes with its draws, on their way to the host, a mixed one up to the
+        hidden states."""
         rows = len(inputs.table_rows)
         longest = key.tokens if key.mixed else 1
         hidden = self._compute(inputs, num_decodes=rows, max_query_len=longest, out=self._hidden[: key.tokens])
         if not key.mixed:
             settings = _settings(inputs, rows, inputs.suppressed, filtered=self._filtered)
-            self._draw(hidden, settings, self._drawn[:rows])
-            self._keep(self._drawn[:rows], inputs.sampled_slots)
+            self._draw(hidden, settings, inputs.sampled_slots)
+            self._results.fetch(turn)
 
     def _compute(
         self, inputs: StepInputs, *, num_decodes: int, max_query_len: int, out: Tensor | None = None
     ) -> Tensor:
-        self._block_tables.view(-1).index_put_((inputs.changed_places,), inputs.changed_blocks)
+        hidden = start_step(
+            inputs.token_ids,
+            self._last_tokens,
+            self._model.embed_tokens,
+            self._block_tables,
+            inputs.changed_places,
+            inputs.changed_blocks,
+        )
         layout = AttentionBatch(
             block_tables=self._block_tables,
             table_rows=inputs.table_rows,
@@ -139,53 +149,54 @@ class ModelRunner:
             max_query_len=max_query_len,
             max_context_len=self._max_context_len,
         )
-        unread = self._last_tokens[(-1 - inputs.token_ids).clamp_(min=0)]
-        token_ids = torch.where(inputs.token_ids < 0, unread, inputs.token_ids)
-        return self._model(token_ids, inputs.positions, self._cache, layout, inputs.slot_mapping, out=out)
+        return self._model(hidden, inputs.positions, self._cache, layout, inputs.slot_mapping, out=out)
 
-    def _draw(self, hidden: Tensor, settings: SamplingSettings, drawn: Tensor) -> None:
-        """Draw a token for each of `hidden` [rows, hidden] into `drawn` int32 [rows]."""
+    def _draw(self, hidden: Tensor, settings: SamplingSettings, slots: Tensor) -> None:
+        """Draw a token for each of `hidden` [rows, hidden] as the last one of its slot, int64 [rows]."""
         for start in range(0, len(hidden), SAMPLED_ROWS_AT_ONCE):
             part = slice(start, min(start + SAMPLED_ROWS_AT_ONCE, len(hidden)))
             logits = self._model.logits(hidden[part])[:, : self._vocab_limit]
-            sample_tokens(logits, _part(settings, part), out=drawn[part])
-
-    def _keep(self, drawn: Tensor, slots: Tensor) -> None:
-        """Remember the draws for the next step; those of rows that failed are dropped later."""
-        self._last_tokens.index_copy_(0, slots, drawn.clamp(min=0))
+            sample_tokens(logits, _part(settings, part), out=self._last_tokens, places=slots[part])
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedBatch:
-    """Draws on their way to the host: int32 [rows], negative where the logits were not finite."""
+    """Draws on their way to the host."""
 
-    drawn: Tensor
+    last_tokens: Tensor
+    """int32 [slots]: what each slot drew last, negative where the logits were not finite."""
+    slots: Slots
+    """Of the rows."""
     copied: torch.cuda.Event | None
 
     def wait(self) -> Drawn:
         """The draws, as soon as they are there."""
         if self.copied is not None:
             self.copied.synchronize()
-        drawn = self.drawn.numpy()
+        drawn = self.last_tokens.numpy()[self.slots]
         return Drawn(np.maximum(drawn, 0), drawn < 0)
 
 
 class _Results:
-    """Page-locked memory for the draws of two launched steps."""
+    """Where the draws of launched steps go on the host, in turn: page-locked memory if the device is a GPU."""
 
-    def __init__(self, max_rows: int, device: torch.device) -> None:
-        self._host = torch.empty(2, max_rows, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._steps = 0
+    def __init__(self, last_tokens: Tensor) -> None:
+        self._last_tokens = last_tokens
+        turns = STAGES if last_tokens.is_cuda else 0
+        self._host = [torch.empty(len(last_tokens), dtype=torch.int32, pin_memory=True) for _ in range(turns)]
 
-    def fetch(self, drawn: Tensor) -> LaunchedBatch:
-        if not drawn.is_cuda:
-            return LaunchedBatch(drawn, None)
-        place = self._host[self._steps % 2, : len(drawn)]
-        self._steps += 1
-        place.copy_(drawn, non_blocking=True)
+    def fetch(self, turn: int) -> None:
+        """On a GPU, copy the last tokens as they are before any later step."""
+        if self._host:
+            copy_page_locked(self._host[turn], self._last_tokens)
+
+    def launched(self, turn: int, slots: Slots) -> LaunchedBatch:
+        """The draws of `slots` that were fetched."""
+        if not self._host:
+            return LaunchedBatch(self._last_tokens.clone(), slots, None)
         copied = torch.cuda.Event()
         copied.record()
-        return LaunchedBatch(place, copied)
+        return LaunchedBatch(self._host[turn], slots, copied)
 
 
 def _settings(inputs: StepInputs, rows: int, suppressed: Tensor, *, filtered: bool) -> SamplingSettings:

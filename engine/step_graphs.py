@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,7 @@ from engine.batch import Batch
 from engine.scheduler import Limits
 from engine.step_inputs import StepInputs, StepShape
 from engine.upload import STAGES, Array, lay_out
+from kernels.page_locked import copy_page_locked
 
 DECODE_SIZES = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
 MIXED_SIZES = (16, 64, *range(128, 2049, 128))
@@ -28,8 +28,9 @@ of llama-3.1-8b). Padding to a large size costs up to a fifth of a step, which p
 """
 _LAUNCHES_HIDDEN = 1.5
 """Large steps are not captured if one computes longer, by this factor, than launching its kernels one by one takes."""
-_DECODE_COPIES = 2
-"""A graph is made ready for its launch only once its launch before is over: decodes take turns with two."""
+_DECODE_COPIES = STAGES
+"""A graph is made ready for its launch only once its launch before is over: decodes take turns with two, each of which
+reads its own page-locked buffer."""
 _MIXED_CHANGES = 4
 """Block changes for each token of a mixed step. A prompt whose beginning was found changes many for few tokens; a step
 with more runs kernel by kernel."""
@@ -43,7 +44,8 @@ class GraphKey:
     mixed: bool
 
 
-Compute = Callable[[StepInputs, GraphKey], None]
+Compute = Callable[[StepInputs, GraphKey, int], None]
+"""Computes a step of a key in the turn of one of the page-locked buffers, here and where its results go."""
 
 
 class StepGraphs:
@@ -60,7 +62,7 @@ class StepGraphs:
         self._tables = tables
         self._stages = _Stages(lay_out(self._shape(self.keys[0]).empty())[1], device)
         self._places: dict[GraphKey, _Places] = {}
-        self._graphs: dict[GraphKey, Iterator[torch.cuda.CUDAGraph]] = {}  # its copies in turn, for ever
+        self._graphs: dict[GraphKey, list[torch.cuda.CUDAGraph]] = {}  # a decode's copies by turn
         self._stream = _capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -83,10 +85,10 @@ class StepGraphs:
             return
         key = GraphKey(self._mixed_sizes[len(small)], mixed=True)
         places = self._empty_places(key)
-        compute(places.inputs, key)
+        compute(places.inputs, key, 0)
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        compute(places.inputs, key)
+        compute(places.inputs, key, 0)
         launched = time.perf_counter()
         torch.cuda.synchronize()
         if time.perf_counter() - begin > _LAUNCHES_HIDDEN * (launched - begin):
@@ -99,24 +101,27 @@ class StepGraphs:
         """
         places = self._places[key] = self._empty_places(key)
         with torch.cuda.stream(self._stream):
-            compute(places.inputs, key)
+            compute(places.inputs, key, 0)
             torch.cuda.synchronize()
             copies = 1 if key.mixed else _DECODE_COPIES
-            self._graphs[key] = itertools.cycle([self._captured(places.inputs, key, compute) for _ in range(copies)])
+            self._graphs[key] = [self._captured(places, key, compute, turn) for turn in range(copies)]
 
     def _empty_places(self, key: GraphKey) -> _Places:
         """The places of a step without a single token, which is on the device."""
         places = _Places(self._shape(key), self._stages)
-        self._stages.send(places, None)
+        self._stages.fill(places, None, 0)
+        self._stages.upload(places, 0)
         torch.cuda.synchronize()
         return places
 
-    def _captured(self, inputs: StepInputs, key: GraphKey, compute: Compute) -> torch.cuda.CUDAGraph:
+    def _captured(self, places: _Places, key: GraphKey, compute: Compute, turn: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate page-locked memory meanwhile.
         graph.capture_begin(self._pool, capture_error_mode="thread_local")
         try:
-            compute(inputs, key)
+            if not key.mixed:
+                self._stages.upload(places, turn)
+            compute(places.inputs, key, turn)
         finally:
             graph.capture_end()
         return graph
@@ -134,11 +139,16 @@ class StepGraphs:
         shape, pairs = self._places[key].shape, 0 if mixed else len(batch.sampling.suppressed)
         return key if batch.block_changes.shape[1] <= shape.changes and pairs <= shape.pairs else None
 
-    def run(self, key: GraphKey, batch: Batch) -> StepInputs:
-        """Start a captured step; its inputs on the device, padding included, until the next one is started."""
+    def run(self, key: GraphKey, batch: Batch, turn: int) -> StepInputs:
+        """Start a captured step; its inputs on the device, padding included, until the next one is started.
+
+        The step before the last one, which had the same `turn`, must be over.
+        """
         places = self._places[key]
-        self._stages.send(places, batch)
-        next(self._graphs[key]).replay()
+        self._stages.fill(places, batch, turn)
+        if key.mixed:
+            self._stages.upload(places, turn)
+        self._graphs[key][0 if key.mixed else turn].replay()
         return places.inputs
 
     def _shape(self, key: GraphKey) -> StepShape:
@@ -158,13 +168,12 @@ class _Stages:
     def __init__(self, length: int, device: torch.device) -> None:
         self.host = [torch.empty(length, dtype=torch.uint8, pin_memory=True) for _ in range(STAGES)]
         self.device = torch.zeros(length, dtype=torch.uint8, device=device)
-        self._sent = 0
 
-    def send(self, places: _Places, batch: Batch | None) -> None:
-        turn = self._sent % STAGES
-        self._sent += 1
+    def fill(self, places: _Places, batch: Batch | None, turn: int) -> None:
         places.shape.fill(places.arrays[turn], batch)
-        self.device[: places.length].copy_(self.host[turn][: places.length], non_blocking=True)
+
+    def upload(self, places: _Places, turn: int) -> None:
+        copy_page_locked(self.device[: places.length], self.host[turn][: places.length])
 
 
 class _Places:

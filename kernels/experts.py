@@ -8,7 +8,9 @@ from kernels.experts_torch import mix_experts_torch
 from kernels.routing import Routing
 
 
-def mix_experts(hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Routing) -> Tensor:
+def mix_experts(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Routing, *, residual: Tensor | None = None
+) -> Tensor:
     """The weighted sum of each token's experts, [tokens, hidden] in the dtype of `hidden`; zero for padding.
 
     An expert computes down(silu(gate(x)) * up(x)). The sum runs in float32 and in the order of a token's
@@ -21,6 +23,7 @@ def mix_experts(hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Routing)
         gate_up: [experts, 2 * inner, hidden], contiguous, in the dtype of `hidden`: the gate's rows, then up's.
         down: [experts, hidden, inner], contiguous, in the dtype of `hidden`.
         routing: of these tokens.
+        residual: contiguous, like the result: the sum is added to it in place, and it is the result.
 
     Raises:
         ValueError: on a GPU, tensors whose layout, sizes or dtypes the kernels cannot read.
@@ -28,5 +31,5 @@ def mix_experts(hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Routing)
     if hidden.is_cuda:
         from kernels.experts_triton import mix_experts_triton  # Triton is not there without a GPU platform.
 
-        return mix_experts_triton(hidden, gate_up, down, routing)
-    return mix_experts_torch(hidden, gate_up, down, routing)
+        return mix_experts_triton(hidden, gate_up, down, routing, residual=residual)
+    return mix_experts_torch(hidden, gate_up, down, routing, residual=residual)

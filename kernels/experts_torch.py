@@ -9,7 +9,9 @@ from torch import Tensor
 from kernels.routing import Routing
 
 
-def mix_experts_torch(hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Routing) -> Tensor:
+def mix_experts_torch(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Routing, *, residual: Tensor | None = None
+) -> Tensor:
     """As `kernels.experts.mix_experts`, for CPU tensors."""
     tokens, choices = routing.weights.shape
     products = torch.zeros(tokens * choices, hidden.shape[1], dtype=hidden.dtype)
@@ -19,4 +21,5 @@ def mix_experts_torch(hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Ro
             gate, up = F.linear(hidden[pairs // choices], gate_up[expert]).chunk(2, dim=-1)
             products[pairs] = F.linear(F.silu(gate) * up, down[expert])
     weighted = products.unflatten(0, (tokens, choices)).float() * routing.weights[:, :, None]
-    return weighted.sum(1).to(hidden.dtype)
+    mixed = weighted.sum(1)
+    return mixed.to(hidden.dtype) if residual is None else residual.copy_(residual + mixed)

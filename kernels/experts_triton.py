@@ -52,18 +52,20 @@ _SUM_COLUMNS = 2048
 """Elements of a token that one program sums, 16 for each thread of four warps."""
 
 
-def mix_experts_triton(hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Routing) -> Tensor:
+def mix_experts_triton(
+    hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Routing, *, residual: Tensor | None = None
+) -> Tensor:
     """As `kernels.experts.mix_experts`, for CUDA tensors (CPU tensors under Triton's interpreter).
 
     Raises:
         ValueError: tensors whose layout, sizes or dtypes the kernels cannot read.
     """
-    _check_layout(hidden, gate_up, down, routing)
+    _check_layout(hidden, gate_up, down, routing, residual)
     if not len(hidden):
         return torch.empty_like(hidden)
     gate_up_tile, down_tile = _choose_tiles(hidden.dtype, routing.weights.numel(), len(routing.counts))
     activated = _gate_up(hidden, gate_up, routing, gate_up_tile)
-    return _weighted_sum(_down(activated, down, routing, down_tile), routing.weights)
+    return _weighted_sum(_down(activated, down, routing, down_tile), routing.weights, residual)
 
 
 def _choose_tiles(dtype: torch.dtype, pairs: int, experts: int) -> tuple[_Tile, _Tile]:
@@ -133,19 +135,25 @@ def _down(activated: Tensor, down: Tensor, routing: Routing, tile: _Tile) -> Ten
     return output
 
 
-def _weighted_sum(products: Tensor, weights: Tensor) -> Tensor:
-    """[tokens, hidden]: the sum of each token's [choices, hidden]; those with a weight of 0 are not read."""
+def _weighted_sum(products: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
+    """[tokens, hidden]: the sum of each token's [choices, hidden] and, if there is one, the residual, in place.
+
+    Those with a weight of 0 are not read.
+    """
     tokens, choices = weights.shape
     hidden = products.shape[1]
-    output = torch.empty(tokens, hidden, dtype=products.dtype, device=products.device)
+    output = residual
+    if output is None:
+        output = torch.empty(tokens, hidden, dtype=products.dtype, device=products.device)
     columns = min(_SUM_COLUMNS, triton.next_power_of_2(hidden))
     _weighted_sum_kernel[(tokens, triton.cdiv(hidden, columns))](
-        output, products, weights, HIDDEN=hidden, CHOICES=choices, COLUMNS=columns, num_warps=4
-    )
+        output, products, weights,
+        HIDDEN=hidden, CHOICES=choices, COLUMNS=columns, RESIDUAL=residual is not None, num_warps=4,
+    )  # fmt: skip
     return output
 
 
-def _check_layout(hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Routing) -> None:
+def _check_layout(hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Routing, residual: Tensor | None) -> None:
     experts, size, inner = down.shape
     if gate_up.shape != (experts, 2 * inner, size) or hidden.shape[1] != size or len(routing.counts) != experts:
         raise ValueError(
@@ -156,6 +164,8 @@ def _check_layout(hidden: Tensor, gate_up: Tensor, down: Tensor, routing: Routin
         raise ValueError(f"hidden is {hidden.dtype}, gate_up {gate_up.dtype}, down {down.dtype}: they must be equal")
     if hidden.stride(1) != 1 or not gate_up.is_contiguous() or not down.is_contiguous():
         raise ValueError("rows of hidden, gate_up and down must be contiguous")
+    if residual is not None and (residual.shape != hidden.shape or not residual.is_contiguous()):
+        raise ValueError(f"residual {list(residual.shape)} must be like hidden {list(hidden.shape)} and contiguous")
 
 
 # The stride of pairs is the number of tokens: specialised on, it would compile the kernels again and again.
@@ -304,14 +314,18 @@ def _weighted_sum_kernel(
     HIDDEN: tl.constexpr,
     CHOICES: tl.constexpr,
     COLUMNS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
 ) -> None:
-    """One program sums one token."""
+    """One program sums one token. With RESIDUAL, `output` holds what the sum is added to."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    to = output + token * HIDDEN + column
     total = tl.zeros((COLUMNS,), tl.float32)
+    if RESIDUAL:
+        total = tl.load(to, mask=column < HIDDEN, other=0.0).to(tl.float32)
     for choice in tl.static_range(CHOICES):
         pair = token * CHOICES + choice
         weight = tl.load(weights + pair)
         read = column < tl.where(weight != 0, HIDDEN, 0)
         total += weight * tl.load(products + pair * HIDDEN + column, mask=read, other=0.0).to(tl.float32)
-    tl.store(output + token * HIDDEN + column, total.to(output.dtype.element_ty), mask=column < HIDDEN)
+    tl.store(to, total.to(output.dtype.element_ty), mask=column < HIDDEN)

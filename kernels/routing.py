@@ -24,7 +24,14 @@ class Routing:
     counts: Tensor
 
 
-def route(logits: Tensor, slot_mapping: Tensor, *, experts_per_token: int, normalised: bool) -> Routing:
+def route(
+    logits: Tensor,
+    slot_mapping: Tensor,
+    *,
+    experts_per_token: int,
+    normalised: bool,
+    counts: Tensor | None = None,
+) -> Routing:
     """Choose the most probable experts of every token; of equal ones those of lower index.
 
     Probabilities are the softmax of the logits in float32. Logits of NaN or infinity choose some experts and
@@ -35,15 +42,20 @@ def route(logits: Tensor, slot_mapping: Tensor, *, experts_per_token: int, norma
         slot_mapping: int64 [tokens]; a token with a negative slot is padding and chooses none.
         experts_per_token: 1 to experts.
         normalised: scale the chosen probabilities of a token to sum to 1.
+        counts: int32 [experts] of zeros that become those of the result; None: new ones.
     """
     if logits.is_cuda:
         from kernels.routing_triton import route_triton  # Triton is not there without a GPU platform.
 
-        return route_triton(logits, slot_mapping, experts_per_token=experts_per_token, normalised=normalised)
-    return _route_torch(logits, slot_mapping, experts_per_token, normalised)
+        return route_triton(
+            logits, slot_mapping, experts_per_token=experts_per_token, normalised=normalised, counts=counts
+        )
+    return _route_torch(logits, slot_mapping, experts_per_token, normalised, counts)
 
 
-def _route_torch(logits: Tensor, slot_mapping: Tensor, experts_per_token: int, normalised: bool) -> Routing:
+def _route_torch(
+    logits: Tensor, slot_mapping: Tensor, experts_per_token: int, normalised: bool, counts: Tensor | None
+) -> Routing:
     tokens, experts = logits.shape
     probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32)
     # A stable sort puts equal probabilities in the order of their experts, which topk does not promise.
@@ -53,7 +65,8 @@ def _route_torch(logits: Tensor, slot_mapping: Tensor, experts_per_token: int, n
         weights = weights / weights.sum(-1, keepdim=True)
     routed = (slot_mapping >= 0)[:, None]
     choices = torch.where(routed, chosen, experts).flatten()
-    counts = torch.bincount(choices, minlength=experts + 1)[:experts].int()
+    counted = torch.bincount(choices, minlength=experts + 1)[:experts].int()
+    counts = counted if counts is None else counts.copy_(counted)
     pairs = torch.empty(experts, tokens, dtype=torch.int32)
     by_expert = choices.argsort(stable=True).int()
     start = 0

@@ -13,7 +13,14 @@ _TOKENS = 2
 """Tokens of a program. It is one warp, so that no reduction over experts has to leave the warp."""
 
 
-def route_triton(logits: Tensor, slot_mapping: Tensor, *, experts_per_token: int, normalised: bool) -> Routing:
+def route_triton(
+    logits: Tensor,
+    slot_mapping: Tensor,
+    *,
+    experts_per_token: int,
+    normalised: bool,
+    counts: Tensor | None = None,
+) -> Routing:
     """As `kernels.routing.route`, for CUDA tensors (CPU tensors under Triton's interpreter).
 
     A token chooses an expert once at most, so a row of `pairs` with room for all tokens never overflows, and
@@ -22,7 +29,8 @@ def route_triton(logits: Tensor, slot_mapping: Tensor, *, experts_per_token: int
     tokens, experts = logits.shape
     weights = torch.empty(tokens, experts_per_token, dtype=torch.float32, device=logits.device)
     pairs = torch.empty(experts, tokens, dtype=torch.int32, device=logits.device)
-    counts = torch.zeros(experts, dtype=torch.int32, device=logits.device)
+    if counts is None:
+        counts = torch.zeros(experts, dtype=torch.int32, device=logits.device)
     if tokens:
         _route_kernel[(triton.cdiv(tokens, _TOKENS),)](
             weights,

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from kernels import sampling_torch
 
+GROUP = tl.constexpr(sampling_torch.GROUP)
 LOG2_E = tl.constexpr(math.log2(math.e))
 MIN_TEMPERATURE = tl.constexpr(sampling_torch.MIN_TEMPERATURE)
 
@@ -24,9 +25,14 @@ def load_tile(
     """
     offset = start + tl.arange(0, TILE)
     if start + TILE <= count:  # unmasked loads are wide, whatever the count
-        logit = tl.load(source + offset)
+        logit = _to_float32(tl.load(source + offset), LOWEST)
     else:
-        logit = tl.load(source + offset, mask=offset < count, other=LOWEST)
-    if source.dtype.element_ty == tl.float16:
+        logit = _to_float32(tl.load(source + offset, mask=offset < count, other=LOWEST), LOWEST)
+    return logit
+
+
+@triton.jit
+def _to_float32(logit: tl.tensor, LOWEST: tl.constexpr) -> tl.tensor:
+    if logit.dtype == tl.float16:
         return tl.where(logit == LOWEST, -3.0e38, logit.to(tl.float32))
     return logit.to(tl.float32)

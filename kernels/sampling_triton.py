@@ -1,8 +1,9 @@
 """Sampling as Triton kernels: no sort, no wait for the host, the same draw at every batch size.
 
-The vocabulary is cut into tiles. In each, the tokens run the exponential race that the Gumbel-max trick is the
-logarithm of: the least E / probability wins, where E is standard exponential. A second kernel compares the
-winners of the tiles. Rows with filters first get a cut-off that their tokens must reach, from
+The vocabulary is cut into tiles. In each, groups of neighbouring tokens run the exponential race that the Gumbel-max
+trick is the logarithm of: the least E / probability wins, where E is standard exponential and the probability that of
+all tokens of the group. A second kernel compares the winners of the tiles, and the tokens of the group that wins run a
+race of their own. Rows with filters first get a cut-off that their tokens must reach, from
 `kernels.sampling_cutoff_triton`.
 """
 
@@ -15,18 +16,21 @@ from torch import Tensor
 
 from kernels.sampling_cutoff_triton import find_cutoffs
 from kernels.sampling_settings import SamplingSettings
-from kernels.sampling_tiles_triton import LOG2_E, MIN_TEMPERATURE, load_tile
+from kernels.sampling_tiles_triton import GROUP, LOG2_E, MIN_TEMPERATURE, load_tile
 
 _TILE = 2048
 """Tokens of one program. It is the same for every batch, so that a draw does not depend on the other rows."""
-_WARPS = 4
+_WARPS = 1
+"""No reduction has to leave the warp."""
 _PAIRS = 128
 """Suppressed tokens of one program."""
 
-_NO_TOKEN = tl.constexpr(2**31 - 1)
+_NOTHING = tl.constexpr(2**31 - 1)
 
 
-def sample_tokens_triton(logits: Tensor, settings: SamplingSettings, *, out: Tensor) -> None:
+def sample_tokens_triton(
+    logits: Tensor, settings: SamplingSettings, *, out: Tensor, places: Tensor | None = None
+) -> None:
     """As `kernels.sampling.sample_tokens`, for CUDA tensors (CPU tensors under Triton's interpreter)."""
     rows, vocab = logits.shape
     if rows == 0:
@@ -36,33 +40,16 @@ def sample_tokens_triton(logits: Tensor, settings: SamplingSettings, *, out: Ten
     tiles = triton.cdiv(vocab, _TILE)
     best = torch.empty(rows, tiles, dtype=torch.float32, device=logits.device)
     time = torch.empty_like(best)
-    token = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
+    winner = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
+    lowest = torch.finfo(logits.dtype).min
     _race_kernel[(rows * tiles,)](
-        best,
-        time,
-        token,
-        logits,
-        settings.temperature,
-        settings.keys,
-        cutoffs,
-        vocab,
-        tiles,
-        logits.stride(0),
-        LOWEST=torch.finfo(logits.dtype).min,
-        TILE=_TILE,
-        num_warps=_WARPS,
-    )
+        best, time, winner, logits, settings.temperature, settings.keys, cutoffs, vocab, tiles, logits.stride(0),
+        LOWEST=lowest, TILE=_TILE, num_warps=_WARPS,
+    )  # fmt: skip
     _finish_kernel[(rows,)](
-        out,
-        best,
-        time,
-        token,
-        settings.temperature,
-        vocab,
-        tiles,
-        PADDED_TILES=triton.next_power_of_2(tiles),
-        num_warps=1,
-    )
+        out, places, best, time, winner, logits, settings.temperature, settings.keys, cutoffs, vocab, tiles,
+        logits.stride(0), LOWEST=lowest, PADDED_TILES=triton.next_power_of_2(tiles), num_warps=1,
+    )  # fmt: skip
 
 
 def _suppress(logits: Tensor, suppressed: Tensor) -> None:
@@ -117,10 +104,10 @@ def _race_kernel(
     LOWEST: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """The race of one tile of one row: its greatest logit, and the time and id of the token that wins.
+    """The race of one tile of one row: its greatest logit, and the time and number of the group that wins.
 
-    Times count relative to the greatest logit of the tile, so that no temperature overflows. The id is -1 where
-    a logit is not finite. `cutoffs` is None if no row has one.
+    Times count relative to the greatest logit of the tile, so that no temperature overflows. The group is -1 where
+    a logit is not finite; that of a greedy row holds the greatest logit. `cutoffs` is None if no row has one.
     """
     program = tl.program_id(0)
     row = program // tiles
@@ -129,61 +116,83 @@ def _race_kernel(
     heat = tl.load(temperature + row)
     finite = tl.sum(logit * 0.0) == 0.0
     greatest = tl.max(logit)
-    token = start + tl.arange(0, TILE)
+    group = start // GROUP + tl.arange(0, TILE // GROUP)
     cutoff = float("-inf")
     if cutoffs is not None:
         cutoff = tl.load(cutoffs + row)
     if (heat > 0.0) & (greatest >= cutoff):
         rate = LOG2_E / tl.maximum(heat, MIN_TEMPERATURE)
-        race = _exponential(token, tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1))
-        race *= tl.exp2((greatest - logit) * rate)
+        weight = tl.exp2((logit - greatest) * rate)
         if cutoffs is not None:
-            race = tl.where(logit >= cutoff, race, float("inf"))
+            weight = tl.where(logit >= cutoff, weight, 0.0)
+        noise = _exponential(~group, tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1))
+        race = noise / tl.sum(tl.reshape(weight, (TILE // GROUP, GROUP)), 1)
     else:
-        race = greatest - logit
+        race = greatest - tl.max(tl.reshape(logit, (TILE // GROUP, GROUP)), 1)
     least = tl.min(race)
-    first = tl.min(tl.where(race == least, token, _NO_TOKEN))
+    first = tl.min(tl.where(race == least, group, _NOTHING))
     tl.store(best + program, greatest)
     tl.store(time + program, tl.where(greatest >= cutoff, least, float("inf")))
     tl.store(winner + program, tl.where(finite, first, -1))
 
 
-@triton.jit(do_not_specialize_on_alignment=["out", "temperature"])
+@triton.jit(do_not_specialize_on_alignment=["out", "places", "temperature", "keys"])
 def _finish_kernel(
     out: tl.tensor,
+    places: tl.tensor,
     best: tl.tensor,
     time: tl.tensor,
     winner: tl.tensor,
+    logits: tl.tensor,
     temperature: tl.tensor,
+    keys: tl.tensor,
+    cutoffs: tl.tensor,
     vocab: tl.tensor,
     tiles: tl.tensor,
+    row_stride: tl.tensor,
+    LOWEST: tl.constexpr,
     PADDED_TILES: tl.constexpr,
 ) -> None:
-    """The winner among the tiles of one row; -1 if one of them has a logit that is not finite."""
+    """The winner among the tiles of one row and then among its group's tokens; -1 if a logit is not finite."""
     row = tl.program_id(0)
     tile = tl.arange(0, PADDED_TILES)
     place = row * tiles + tile
     greatest = tl.load(best + place, mask=tile < tiles, other=float("-inf"))
-    token = tl.load(winner + place, mask=tile < tiles, other=_NO_TOKEN)
+    group = tl.load(winner + place, mask=tile < tiles, other=_NOTHING)
+    least = tl.load(time + place, mask=tile < tiles, other=float("inf"))
     heat = tl.load(temperature + row)
     score = (greatest - tl.max(greatest)) / tl.maximum(heat, MIN_TEMPERATURE)
     if heat > 0.0:
-        score -= tl.log(tl.load(time + place, mask=tile < tiles, other=float("inf")))
-    first = tl.min(tl.where(score == tl.max(score), token, _NO_TOKEN))
-    # A row without a token to be drawn may name one beyond the vocabulary.
-    tl.store(out + row, tl.where(tl.min(token) < 0, -1, tl.minimum(first, vocab - 1)))
+        score -= tl.log(least)
+    finite = tl.min(group) >= 0
+    first = tl.min(tl.where((score == tl.max(score)) & finite, group, _NOTHING))
+
+    # A row without a group to be drawn takes the last one.
+    start = tl.minimum(first, (vocab - 1) // GROUP) * GROUP
+    token = start + tl.arange(0, GROUP)
+    logit = load_tile(logits + row.to(tl.int64) * row_stride, start, vocab, LOWEST, GROUP)
+    race = tl.max(logit) - logit
+    if heat > 0.0:
+        race = tl.exp2(race * (LOG2_E / tl.maximum(heat, MIN_TEMPERATURE)))
+        race *= _exponential(token, tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1))
+        if cutoffs is not None:
+            race = tl.where(logit >= tl.load(cutoffs + row), race, float("inf"))
+    chosen = tl.min(tl.where(race == tl.min(race), token, _NOTHING))
+    to = row if places is None else tl.load(places + row)
+    # Where all tokens are suppressed, one beyond the vocabulary may have won.
+    tl.store(out + to, tl.where(finite, tl.minimum(chosen, vocab - 1), -1))
 
 
 @triton.jit
-def _exponential(token: tl.tensor, first_key: tl.tensor, second_key: tl.tensor) -> tl.tensor:
-    """Standard exponential noise of each token; minus its logarithm is `kernels.sampling_torch.gumbel_noise`.
+def _exponential(ids: tl.tensor, first_key: tl.tensor, second_key: tl.tensor) -> tl.tensor:
+    """Standard exponential noise of each id; minus its logarithm is `kernels.sampling_torch.gumbel_noise`.
 
     As shifts distribute over xor, the keys are shifted alone, and what ends the first lowbias32 and what begins
     the second cancel: (x ^ x >> 16 ^ key) ^ (x ^ x >> 16 ^ key) >> 16 = x ^ key ^ key >> 16.
     """
     first = first_key.to(tl.uint32, bitcast=True)
     second = second_key.to(tl.uint32, bitcast=True)
-    bits = token.to(tl.uint32) * 0x9E3779B9
+    bits = ids.to(tl.uint32) * 0x9E3779B9
     bits = _multiply_twice(bits ^ (bits >> 16) ^ (first ^ (first >> 16)))
     bits = _multiply_twice(bits ^ (second ^ (second >> 16)))
     uniform = (bits ^ (bits >> 16)).to(tl.float32) * 2.0**-32

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.sampling import SamplingSettings
-from kernels.sampling_torch import gumbel_noise
+from kernels.sampling_torch import GROUP, gumbel_noise
 
 
 def make_settings(
@@ -107,11 +108,21 @@ def reference_draws(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor,
     logits = suppress(logits, settings)
     kept, near = kept_tokens(logits, settings)
     temperature = settings.temperature.double()[:, None]
-    scores = (logits - logits.amax(dim=1, keepdim=True)) / temperature.clamp(min=1e-30)
-    noise = gumbel_noise(settings.keys, logits.shape[1]).double()
-    scores = torch.where(temperature > 0, scores + noise, scores).masked_fill(~kept, -torch.inf)
-    first, second = scores.topk(2, dim=1).values.unbind(dim=1)
-    return scores.argmax(dim=1), near | ((first - second < 2e-5) & (settings.temperature > 0))
+    scores = ((logits - logits.amax(dim=1, keepdim=True)) / temperature.clamp(min=1e-30)).masked_fill(~kept, -torch.inf)
+    groups = F.pad(scores, (0, -scores.shape[1] % GROUP), value=-torch.inf).unflatten(1, (-1, GROUP))
+    group_ids = torch.arange(groups.shape[1], dtype=torch.int32, device=logits.device)
+    group, near_group = _best(groups.logsumexp(dim=2) + gumbel_noise(settings.keys, ~group_ids).double())
+    ids = group[:, None] * GROUP + torch.arange(GROUP, device=logits.device)
+    within = groups.gather(1, group[:, None, None].expand(-1, 1, GROUP))[:, 0]
+    place, near_token = _best(within + gumbel_noise(settings.keys, ids.int()).double())
+    drawn = torch.where(settings.temperature > 0, group * GROUP + place, scores.argmax(dim=1))
+    return drawn, near | ((near_group | near_token) & (settings.temperature > 0))
+
+
+def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The place of the greatest score of each row, and whether rounding may change it."""
+    first, second = F.pad(scores, (0, 1), value=-torch.inf).topk(2, dim=1).values.unbind(dim=1)
+    return scores.argmax(dim=1), first - second < 2e-5
 
 
 def softmax_of_kept(logits: Tensor, settings: SamplingSettings) -> Tensor:

@@ -48,7 +48,7 @@ def step(decoder: Decoder, token_ids: Tensor, padding: int = 0, **more: Any) -> 
     positions = torch.arange(len(token_ids))
     slots = torch.where(positions < tokens, positions, -1)
     with torch.inference_mode():
-        hidden = decoder(token_ids, positions, cache, batch, slots, **more)
+        hidden = decoder(decoder.embed_tokens[token_ids], positions, cache, batch, slots, **more)
     return hidden, torch.stack(cache.layer(config.num_layers - 1))
 
 

@@ -88,10 +88,27 @@ def test_padding_and_experts_without_tokens_are_not_read(mix: Mix) -> None:
     torch.testing.assert_close(mixed, problem.expected, rtol=1e-5, atol=1e-5)
 
 
+def test_the_sum_is_added_to_a_residual_in_place_and_padding_stays(mix: Mix) -> None:
+    problem = make_problem(Case(12, padding=4))
+    residual = torch.randn(12, 64, generator=torch.Generator().manual_seed(2))
+    expected = residual + problem.expected
+    operands = problem.hidden, problem.gate_up, problem.down, problem.routing
+    assert mix(*operands, residual=residual) is residual
+    torch.testing.assert_close(residual, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_no_tokens_give_no_rows(mix: Mix) -> None:
     problem = make_problem(Case(4))
     routing = Routing(torch.empty(0, 2), torch.empty(5, 0, dtype=torch.int32), torch.zeros(5, dtype=torch.int32))
     assert mix(problem.hidden[:0], problem.gate_up, problem.down, routing).shape == (0, 64)
+
+
+def test_triton_form_refuses_a_residual_of_another_layout(triton_form: Mix) -> None:
+    problem = make_problem(Case(4))
+    operands = problem.hidden, problem.gate_up, problem.down, problem.routing
+    for residual in (torch.zeros(5, 64), torch.zeros(64, 4).T):
+        with pytest.raises(ValueError, match="residual"):
+            triton_form(*operands, residual=residual)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,10 @@ def _pair(folder: Path, family: str, overrides: dict[str, Any]) -> tuple[nn.Sequ
     return nn.Sequential(norm, theirs), ours
 
 
+def _no_counts(mlp: SparseMLP) -> Tensor:
+    return torch.zeros(len(mlp.down), dtype=torch.int32)
+
+
 def _hidden(tokens: int) -> Tensor:
     return torch.randn(tokens, 64, generator=torch.Generator().manual_seed(1))
 
@@ -47,7 +51,7 @@ def test_what_is_added_equals_transformers(tmp_path: Path, family: str, override
     theirs, ours = _pair(tmp_path, family, overrides)
     hidden = _hidden(37)
     expected = hidden + theirs(hidden[None])[0]
-    ours(hidden, torch.arange(37))
+    ours(hidden, torch.arange(37), _no_counts(ours))
     assert (hidden - expected).norm() / expected.norm() < 1e-5
 
 
@@ -56,10 +60,10 @@ def test_what_is_added_equals_transformers(tmp_path: Path, family: str, override
 def test_padding_stays_and_changes_no_other_token(tmp_path: Path) -> None:
     _, ours = _pair(tmp_path, "qwen3_moe", {})
     expected, hidden, slots = _hidden(8), _hidden(8), torch.arange(8)
-    ours(expected, slots)
+    ours(expected, slots, _no_counts(ours))
     slots[[2, 7]] = -1
     hidden[2], hidden[7] = torch.nan, 3.0
-    ours(hidden, slots)
+    ours(hidden, slots, _no_counts(ours))
     real = slots >= 0
     torch.testing.assert_close(hidden[real], expected[real])
     assert bool((hidden[7] == 3.0).all())

@@ -106,6 +106,16 @@ def test_logits_may_have_a_stride_over_tokens(route_form: Route) -> None:
     assert torch.equal(chosen_experts(ours), chosen_experts(expected))
 
 
+def test_counts_may_lie_in_zeros_that_are_given(route_form: Route) -> None:
+    counts = torch.zeros(2, 8, dtype=torch.int32)
+    logits = _logits(9, 8)
+    ours = route_form(logits, torch.arange(9), experts_per_token=2, normalised=True, counts=counts[1])
+    expected = route_form(logits, torch.arange(9), experts_per_token=2, normalised=True)
+    assert torch.equal(chosen_experts(ours), chosen_experts(expected))
+    assert torch.equal(counts[1], expected.counts)
+    assert not counts[0].any()
+
+
 def test_no_tokens_give_empty_lists(route_form: Route) -> None:
     ours = route_form(torch.empty(0, 8), torch.empty(0, dtype=torch.int64), experts_per_token=2, normalised=True)
     assert ours.weights.shape == (0, 2)

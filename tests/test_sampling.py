@@ -218,6 +218,22 @@ def test_filters_are_ignored_where_no_row_is_said_to_have_any(sample: Sample) ->
     assert draw(sample, logits, replace(settings, filtered=False)) == draw(sample, logits, make_settings(8))
 
 
+def test_draws_go_to_their_places_and_nowhere_else(sample: Sample) -> None:
+    logits, settings = random_logits(4, 300), make_settings(4)
+    logits[2, 7] = torch.nan
+    first, second, _, fourth = draw(sample, logits, settings)
+    out = torch.full((7,), 12_345, dtype=torch.int32)
+    sample(logits.clone(), settings, out=out, places=torch.tensor([5, 0, 3, 2]))
+    assert out.tolist() == [second, 12_345, fourth, -1, 12_345, first, 12_345]
+
+
+@pytest.mark.parametrize("token", [0, 7, 8, 15, 16, 296, 300])
+def test_each_token_of_a_group_may_be_drawn(sample: Sample, token: int) -> None:
+    logits = random_logits(8, 301)
+    logits[:, token] = 80.0
+    assert draw(sample, logits, make_settings(8)) == [token] * 8
+
+
 def test_no_rows_draw_nothing(sample: Sample) -> None:
     assert draw(sample, torch.empty(0, 10), make_settings(0)) == []
 
@@ -236,14 +252,14 @@ def test_noise_never_changes_from_release_to_release() -> None:
             [3.9427757263, 0.3536387086, 0.3314069211, -1.3873311281, 0.5463191867],
         ]
     )
-    torch.testing.assert_close(gumbel_noise(keys, 5), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gumbel_noise(keys, torch.arange(5, dtype=torch.int32)), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_noise_is_gumbel_and_independent_from_row_to_row() -> None:
     keys = make_settings(20).keys
     keys[1] = keys[0] ^ torch.tensor([1, 0])
     keys[2] = keys[0] ^ torch.tensor([0, 1])
-    noise = gumbel_noise(keys, 50_000).double()
+    noise = gumbel_noise(keys, torch.arange(-50_000, 50_000, dtype=torch.int32)).double()
     assert noise.isfinite().all()
     assert abs(noise.mean() - 0.577216) < 0.005
     assert abs(noise.var() - torch.pi**2 / 6) < 0.01

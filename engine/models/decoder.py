@@ -67,18 +67,28 @@ class DecoderLayer(nn.Module):
             self.mlp = MLP(config, dtype=dtype, device=device)
 
     def forward(
-        self, hidden: Tensor, cos: Tensor, sin: Tensor, cache: KVCache, batch: AttentionBatch, slot_mapping: Tensor
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: KVCache,
+        batch: AttentionBatch,
+        slot_mapping: Tensor,
+        counts: Tensor,
     ) -> None:
-        """Add to the residual stream `hidden` [tokens, hidden] in place; write the tokens' keys and values."""
+        """Add to the residual stream `hidden` [tokens, hidden] in place; write the tokens' keys and values.
+
+        `counts` int32 [experts] are zeros, for the routing of a sparse MLP.
+        """
         self.attention(hidden, cos, sin, cache, batch, slot_mapping)
         if isinstance(self.mlp, SparseMLP):
-            self.mlp(hidden, slot_mapping)
+            self.mlp(hidden, slot_mapping, counts)
         else:
             self.mlp(hidden)
 
 
 class Decoder(nn.Module):
-    """Token ids to hidden states to logits.
+    """Embedded tokens to hidden states to logits.
 
     Parameters are left unset: `engine.models.loader.load_decoder` fills them. They take no gradient.
     """
@@ -86,6 +96,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.config = config
+        self.num_experts = config.experts.num_experts if config.experts else 0
         self.embed_tokens = parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.rotary = RotaryEmbedding(config.hf, config.head_dim, device)
         self.layers = nn.ModuleList(
@@ -106,7 +117,7 @@ class Decoder(nn.Module):
 
     def forward(
         self,
-        token_ids: Tensor,
+        hidden: Tensor,
         positions: Tensor,
         cache: KVCache,
         batch: AttentionBatch,
@@ -118,7 +129,7 @@ class Decoder(nn.Module):
         Writes every token's keys and values into its slot of `cache`.
 
         Args:
-            token_ids: int32 or int64 [tokens].
+            hidden: [tokens, hidden], the rows of `embed_tokens` that are the tokens'; overwritten.
             positions: int32 or int64 [tokens].
             cache: in the dtype of the model.
             batch: which tokens are whose.
@@ -128,10 +139,10 @@ class Decoder(nn.Module):
         Returns:
             [tokens, hidden] in the dtype of the model.
         """
-        hidden = F.embedding(token_ids, self.embed_tokens)
         cos, sin = self.rotary(positions, hidden.dtype)
-        for layer in self.layers:
-            layer(hidden, cos, sin, cache, batch, slot_mapping)
+        counts = torch.zeros(len(self.layers), self.num_experts, dtype=torch.int32, device=hidden.device)
+        for layer, layer_counts in zip(self.layers, counts, strict=True):
+            layer(hidden, cos, sin, cache, batch, slot_mapping, layer_counts)
         return self.norm(hidden, out)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -31,11 +31,11 @@ class SparseMLP(nn.Module):
         self.gate_up = parameter(count, 2 * inner, hidden, dtype=dtype, device=device)
         self.down = parameter(count, hidden, inner, dtype=dtype, device=device)
 
-    def forward(self, hidden: Tensor, slot_mapping: Tensor) -> None:
+    def forward(self, hidden: Tensor, slot_mapping: Tensor, counts: Tensor) -> None:
         """Add to the residual stream `hidden` [tokens, hidden] in place.
 
         `slot_mapping` is int64 [tokens]; a token with a negative slot is padding, chooses no expert, and
-        stays as it is.
+        stays as it is. `counts` int32 [experts] are zeros, for the routing.
         """
         normed = self.norm(hidden)
         routing = route(
@@ -43,5 +43,6 @@ class SparseMLP(nn.Module):
             slot_mapping,
             experts_per_token=self.experts_per_token,
             normalised=self.normalised,
+            counts=counts,
         )
-        hidden.add_(mix_experts(normed, self.gate_up, self.down, routing))
+        mix_experts(normed, self.gate_up, self.down, routing, residual=hidden)

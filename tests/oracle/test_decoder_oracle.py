@@ -149,7 +149,8 @@ class PagedSequences:
             for s, at in zip(members, positions, strict=True)
         ]
         token_ids = [self.token_ids[s][at] for s, at in zip(members, positions, strict=True)]
-        hidden = self.decoder(torch.cat(token_ids), torch.cat(positions), self.cache, batch, torch.cat(slots))
+        hidden = self.decoder.embed_tokens[torch.cat(token_ids)]
+        hidden = self.decoder(hidden, torch.cat(positions), self.cache, batch, torch.cat(slots))
         for s in members:
             self.computed[s] = ends[s]
         return dict(zip(members, self.decoder.logits(hidden).split(lengths), strict=True))
@@ -241,7 +242,7 @@ def test_bfloat16_is_as_close_to_float32_as_transformers_is(tmp_path: Path) -> N
         max_context_len=1,
     )
     positions, slots = torch.zeros(64, dtype=torch.int64), torch.arange(64) * BLOCK_SIZE
-    logits = decoder.logits(decoder(ids, positions, KVCache(shape, 64, CPU), batch, slots))
+    logits = decoder.logits(decoder(decoder.embed_tokens[ids], positions, KVCache(shape, 64, CPU), batch, slots))
 
     expected = exact(ids[:, None]).logits[:, 0]
     theirs = exact.bfloat16()(ids[:, None]).logits[:, 0].float()
