@@ -49,9 +49,7 @@ def measure(problem: Problem, device: torch.device) -> dict[str, Any]:
     errors = [relative_error(problem, each, _attend_poisoned(each)) for each in (inputs[0], inputs[-1])]
     if device.type == "cpu":
         return {"ms": None, "gb_s": None, "tflops": None, "rel_error": max(errors)}
-    plans = _captured_plans(inputs)
-    ms = replay_ms([partial(_attend, each) for each in inputs])
-    del plans  # the graph that holds them must outlive its plans' use
+    ms = replay_ms([partial(_attend, each) for each in inputs])  # with the plans that are in the batches now
     return {
         "ms": round(ms, 5),
         "gb_s": round(problem.bytes_moved / ms / 1e6),
@@ -62,17 +60,6 @@ def measure(problem: Problem, device: torch.device) -> dict[str, Any]:
 
 def _attend(inputs: Inputs) -> Tensor:
     return paged_attention(inputs.query, inputs.key_cache, inputs.value_cache, inputs.batch, scale=SCALE)
-
-
-def _captured_plans(inputs: list[Inputs]) -> torch.cuda.CUDAGraph:
-    """Make the plans that a capture uses, which stay in the batches: later captures of the same batches reuse them."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for each in inputs:
-            _attend(each)
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph
 
 
 def _attend_poisoned(inputs: Inputs) -> Tensor:

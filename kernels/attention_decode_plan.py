@@ -7,6 +7,7 @@ arXiv:2301.03598). So programs are busy for the same time whatever the lengths, 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +19,6 @@ from kernels.attention_batch import AttentionBatch
 
 SHARE_FIELDS = tl.constexpr(16)
 """int32 words of a program's share: nine are used, the rest keeps shares in separate memory sectors."""
-_MIN_TILES = 2
-"""Fewest tiles of a share: with fewer, merging takes longer than reading (13.1 against 16.7 us for 2,048 keys)."""
 
 
 @dataclass(frozen=True)
@@ -37,23 +36,22 @@ class DecodePlan:
 
 
 def decode_plan(
-    batch: AttentionBatch, *, kv_heads: int, sliding_window: int | None, keys: int, programs: int
+    batch: AttentionBatch, *, kv_heads: int, sliding_window: int | None, keys: int, programs: int, fewest: int
 ) -> DecodePlan:
     """The plan of `batch`, made in its first layer and kept in `batch.plans`.
 
-    While a graph is captured, a plan made before is made again, so that every replay plans its own lengths.
+    A tile is `keys` keys, a share at least `fewest` tiles if there are so many. Nothing depends on the lengths
+    themselves, so that a captured graph plans anew in every replay.
     """
-    device = batch.context_lens.device
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    key = ("decode", kv_heads, sliding_window, keys, programs, capturing)
+    key = ("decode", kv_heads, sliding_window, keys, programs, fewest)
     if key not in batch.plans:
-        batch.plans[key] = _make_plan(batch, kv_heads, sliding_window, keys, programs)
+        batch.plans[key] = _make_plan(batch, kv_heads, sliding_window, keys, programs, fewest)
     plan: DecodePlan = batch.plans[key]
     return plan
 
 
 def _make_plan(
-    batch: AttentionBatch, kv_heads: int, sliding_window: int | None, keys: int, programs: int
+    batch: AttentionBatch, kv_heads: int, sliding_window: int | None, keys: int, programs: int, fewest: int
 ) -> DecodePlan:
     def words(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=batch.context_lens.device)
@@ -71,11 +69,17 @@ def _make_plan(
         KV_HEADS=kv_heads,
         WINDOW=sliding_window or 0,
         KEYS=keys,
-        MIN_TILES=_MIN_TILES,
+        FEWEST=fewest,
         SEQUENCES=sequences,
         num_warps=4 if sequences <= 1024 else 8,
     )
     return plan
+
+
+@functools.cache
+def part_space(device: torch.device, size: int) -> Tensor:
+    """float32 [size]: unfinished results, two places a program. At one address, as captured graphs need it."""
+    return torch.empty(size, dtype=torch.float32, device=device)
 
 
 @triton.jit
@@ -105,7 +109,7 @@ def _plan_kernel(
     KV_HEADS: tl.constexpr,
     WINDOW: tl.constexpr,
     KEYS: tl.constexpr,
-    MIN_TILES: tl.constexpr,
+    FEWEST: tl.constexpr,
     SEQUENCES: tl.constexpr,
 ) -> None:
     """Every program looks at all sequences and finds its own share: one pass, no order among programs."""
@@ -126,7 +130,7 @@ def _plan_kernel(
     start = end - tiles * KV_HEADS
 
     total = tl.sum(tiles, 0) * KV_HEADS
-    sharing = tl.maximum(tl.minimum(tl.num_programs(0), total // MIN_TILES), 1)
+    sharing = tl.maximum(tl.minimum(tl.num_programs(0), total // FEWEST), 1)
     has_share = program < sharing
     quotient = tl.where(has_share, total // sharing, 0)
     remainder = tl.where(has_share, total % sharing, 0)

@@ -23,6 +23,7 @@ class DecodeTile:
 # Measured on one H200 (all of it in benchmarks/results/tiles_decode.jsonl): microseconds of 256 sequences x 512,
 # 256 x 2048, 64 x 8192, 256 ragged and 1 x 131072 keys (bfloat16, head_dim 128, blocks of 16, groups of 4). One tile
 # serves from 1 to 1024 sequences: what hides latency is four programs of a multiprocessor, each with 32 KiB in flight.
+# By now Hopper GPUs have a kernel of their own in half types (kernels/hopper/decode.py).
 #
 #     keys  stages  warps  programs   256x512  256x2048  64x8192   ragged  1x131072
 #       64       2      2         4       142       509      507      180       146

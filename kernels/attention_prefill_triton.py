@@ -6,7 +6,6 @@ token * group + head), which walks the keys with an online softmax (FlashAttenti
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels import hopper
 from kernels.attention_batch import AttentionBatch
 from kernels.attention_prefill_plan import prefill_tiles
 
@@ -52,7 +52,7 @@ def prefill_attention(
     """
     if batch.max_query_len <= 1:
         return
-    if _is_hopper(query.device) and query.dtype != torch.float32:
+    if hopper.serves(query):
         from kernels.hopper.prefill import prefill_attention_hopper  # Gluon cannot be imported where it cannot run.
 
         prefill_attention_hopper(
@@ -87,11 +87,6 @@ def prefill_attention(
         STAGES=tile.stages,
         num_warps=tile.warps,
     )
-
-
-@functools.cache
-def _is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def _choose_tile(dtype: torch.dtype, padded_dim: int) -> _Tile:

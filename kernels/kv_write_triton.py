@@ -5,7 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents
 
+from kernels import hopper
 from kernels.epilogue import NO_EPILOGUE, Epilogue
 from kernels.epilogue_triton import MANY_TOKENS, epilogue_arguments, load_or, row_scale
 from kernels.kv_write import HeadNorms
@@ -48,6 +50,7 @@ def rotate_and_write_kv_triton(
             eps, qkv.stride(0), *key_cache.stride()[:2], **epilogue_arguments(epilogue),
             HEADS=heads, KV_HEADS=kv_heads, HALF=head_dim // 2, PADDED_HALF=padded_half,
             BLOCK_SIZE=key_cache.shape[1], TILE_HEADS=tile_heads, TILES=tiles if many else 1,
+            ATTENTION_WAITS=hopper.serves(qkv),
             num_warps=max(1, tile_heads * padded_half // (32 * _ELEMENTS_PER_THREAD)),
         )  # fmt: skip
 
@@ -92,15 +95,18 @@ def _rotate_and_write_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE_HEADS: tl.constexpr,
     TILES: tl.constexpr,
+    ATTENTION_WAITS: tl.constexpr,
 ) -> None:
     """One program takes a tile of one token, or all its TILES: some query heads, or key heads and their value heads.
 
     A tile holds the first or the second halves of its heads, so that the elements of a pair meet in one thread.
     All loads of the first tile come before the scale of its row. Offsets are 64-bit: a cache may hold more than
-    2^31 elements.
+    2^31 elements. ATTENTION_WAITS: the attention kernel that follows may start early, as it waits for this one to end.
     """
     QUERY_TILES: tl.constexpr = (HEADS + TILE_HEADS - 1) // TILE_HEADS
     HEAD_DIM: tl.constexpr = 2 * HALF
+    if ATTENTION_WAITS:
+        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     row = qkv + token * qkv_stride
     slot = tl.load(slot_mapping + token)

@@ -11,8 +11,9 @@ from torch.nn.functional import silu
 from kernels.epilogue import Epilogue
 from tests.epilogue_cases import applied, make_epilogue
 
-TOLERANCE = {torch.float32: 3e-6, torch.float16: 4e-4, torch.bfloat16: 3e-3}
-"""Largest relative error (Frobenius norm) against float32: one rounding; for float32 itself, approximate roots."""
+TOLERANCE = {torch.float32: 3e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
+"""Largest relative error (Frobenius norm) against float32: half a unit in the last place, as a row may be one large
+value; for float32 itself, approximate roots."""
 
 
 def make_gate_up(tokens: int, inner: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:

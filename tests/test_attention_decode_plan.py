@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,10 +19,10 @@ Tile = tuple[int, int, int]
 
 
 def plan_of(
-    batch: AttentionBatch, kv_heads: int, window: int | None, programs: int
+    batch: AttentionBatch, kv_heads: int, window: int | None, programs: int, fewest: int = 2
 ) -> attention_decode_plan.DecodePlan:
     return attention_decode_plan.decode_plan(
-        batch, kv_heads=kv_heads, sliding_window=window, keys=KEYS, programs=programs
+        batch, kv_heads=kv_heads, sliding_window=window, keys=KEYS, programs=programs, fewest=fewest
     )
 
 
@@ -70,10 +71,11 @@ def test_every_tile_of_a_decode_is_dealt_once_and_no_other(
     assert not sizes or max(sizes) - min(sizes) <= 1
 
 
-def test_a_share_has_at_least_two_tiles_if_there_are_two() -> None:
+@pytest.mark.parametrize(("fewest", "expected"), [(1, [1, 1, 1, 1, 1]), (2, [3, 2]), (4, [5]), (9, [5])])
+def test_a_share_has_the_fewest_tiles_allowed_or_all(fewest: int, expected: list[int]) -> None:
     batch = make_batch(torch.zeros(1, 1, dtype=torch.int32), [1], [5 * KEYS])
-    sizes = [len(share) for share in walk(plan_of(batch, 1, None, 8), 1)]
-    assert sizes == [3, 2, 0, 0, 0, 0, 0, 0]
+    sizes = [len(share) for share in walk(plan_of(batch, 1, None, 8, fewest), 1)]
+    assert sizes == expected + [0] * (8 - len(expected))
 
 
 def test_layers_share_a_plan_and_another_window_has_its_own() -> None:

@@ -6,7 +6,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier
 
-# Triton 3.9 gave the function another name.
+# Triton 3.9 gave these functions other names.
+thread_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+"""Wait for all threads of the program."""
 load_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 """Start to copy from global to shared memory; what the mask leaves out becomes 0."""
 

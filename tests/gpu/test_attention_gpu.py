@@ -42,20 +42,19 @@ def gpu_error(case: Case) -> float:
 
 
 # trap 21
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_every_group_and_block_size_matches_the_reference(head_dim: int, compilers: Executor) -> None:
-    shapes = list(product(GROUPS, BLOCK_SIZES))
-    cases = [
-        Case((*DECODES, CHUNKS[at % len(CHUNKS)]), head_dim, group, block_size, torch.bfloat16)
-        for at, (group, block_size) in enumerate(shapes)
-    ]
+def test_every_group_and_block_size_matches_the_reference(compilers: Executor) -> None:
+    """Each with every head size, but not all three with each other: a case is a kernel to compile."""
+    cases = []
+    for (at, group), (turn, block_size) in product(enumerate(GROUPS), enumerate(BLOCK_SIZES)):
+        head_dim = HEAD_DIMS[(at + turn) % len(HEAD_DIMS)]
+        cases.append(Case((*DECODES, CHUNKS[at % len(CHUNKS)]), head_dim, group, block_size, torch.bfloat16))
     assert_cases_match(cases, compilers)
 
 
 # trap 21
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_matches_the_reference(dtype: torch.dtype, compilers: Executor) -> None:
-    shapes = [(head_dim, 4) for head_dim in HEAD_DIMS] + [(64, group) for group in GROUPS]
+    shapes = [(head_dim, 4) for head_dim in HEAD_DIMS] + [(64, 1), (64, 16)]
     assert_cases_match([Case(DECODES + CHUNKS, head_dim, group, 16, dtype) for head_dim, group in shapes], compilers)
 
 
@@ -73,7 +72,15 @@ def test_steps_of_decodes_alone_and_of_chunks_alone_match_the_reference() -> Non
         assert gpu_error(Case(lengths, 128, 4, 16, torch.bfloat16)) < TOLERANCE[torch.bfloat16]
 
 
-@pytest.mark.parametrize("lengths", [((1, 40_000),), ((1, 9), (1, 30_000), (1, 1)) * 3, ((1, 500),) * 1500])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        ((1, 40_000),),
+        ((1, 9), (1, 30_000), (1, 1)) * 3,
+        ((1, 500),) * 1500,
+        tuple((1, 1 + 37 * row % 611) for row in range(400)),
+    ],
+)
 def test_decodes_cut_over_many_programs_and_many_decodes_match_the_reference(lengths: Lengths) -> None:
     assert gpu_error(Case(lengths, 128, 4, 16, torch.bfloat16)) < TOLERANCE[torch.bfloat16]
 
