@@ -170,12 +170,16 @@ class SequenceTable:
 
     def _widen(self, num_tokens: int) -> None:
         """Make room for a sequence of `num_tokens`, at least doubling so that it stays rare."""
-        missing = num_tokens - self.tokens.shape[1]
-        if missing <= 0:
+        rows, width = self.tokens.shape
+        if num_tokens <= width:
             return
-        self.tokens = np.pad(self.tokens, ((0, 0), (0, max(missing, self.tokens.shape[1]))))
-        more_blocks = -(-self.tokens.shape[1] // self.block_size) - self.blocks.shape[1]
-        self.blocks = np.pad(self.blocks, ((0, 0), (0, more_blocks)))
+        tokens, blocks = self.tokens, self.blocks
+        width = max(num_tokens, 2 * width)
+        # The system gives memory to zeros as they are written, and most of the new width never is.
+        self.tokens = np.zeros((rows, width), np.int32)
+        self.blocks = np.zeros((rows, -(-width // self.block_size)), np.int32)
+        self.tokens[:, : tokens.shape[1]] = tokens
+        self.blocks[:, : blocks.shape[1]] = blocks
 
     def _set_sampling(self, slot: int, sampling: Sampling) -> None:
         self.temperature[slot] = sampling.temperature
