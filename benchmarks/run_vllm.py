@@ -12,7 +12,7 @@ import json
 import time
 from typing import Any
 
-from benchmarks.options import BLOCK_SIZE, workload_parser
+from benchmarks.options import BLOCK_SIZE, read_workload, workload_parser
 from benchmarks.provenance import provenance
 from benchmarks.workloads import WORKLOADS, Work, in_prefix_order, totals
 
@@ -20,9 +20,15 @@ WARM_UP_SCALE = 0.05
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = _options().parse_args(arguments)
+    parser = _options()
+    options = parser.parse_args(arguments)
+    work = read_workload(parser, options)
     import torch  # Both are slow to import, and --help needs neither.
-    from vllm import LLM
+
+    try:
+        from vllm import LLM
+    except ModuleNotFoundError as error:
+        parser.error(f"vLLM cannot be imported here: {error}")
 
     begin = time.perf_counter()
     llm = LLM(
@@ -37,7 +43,6 @@ def main(arguments: list[str] | None = None) -> None:
     start_seconds = time.perf_counter() - begin
     _complete(llm, WORKLOADS["nano"](WARM_UP_SCALE), options.temperature)
     llm.reset_prefix_cache()
-    work = WORKLOADS[options.workload](options.scale)
     before = _counters(llm)
     seconds = _complete(llm, in_prefix_order(work) if options.sorted else work, options.temperature)
     hits, queries, preemptions = (after - first for after, first in zip(_counters(llm), before, strict=True))

@@ -16,15 +16,16 @@ from typing import Any
 
 from benchmarks.bound import DEVICE, bound_seconds, read_model_cost
 from benchmarks.kernel_profile import KernelProfile, fullest_steps, profile_kernels
-from benchmarks.options import BLOCK_SIZE, workload_parser
+from benchmarks.options import BLOCK_SIZE, read_workload, workload_parser
 from benchmarks.provenance import provenance
 from benchmarks.step_table import step_table
-from benchmarks.workloads import LARGEST_ID, WORKLOADS, Work, in_prefix_order, totals
+from benchmarks.workloads import LARGEST_ID, Work, in_prefix_order, totals
 from engine.engine import Engine
 from engine.kv_cache import KVCacheShape
-from engine.models.config import ModelConfig, read_model_config
+from engine.memory_plan import OutOfMemoryError
+from engine.models.config import ModelConfig, ModelError, read_model_config
 from engine.request import Request, Sampling
-from engine.startup import EngineSettings, Resolved, Started, resolve, start
+from engine.startup import EngineSettingError, EngineSettings, Resolved, Started, resolve, start
 from engine.stats import StepStats
 
 WARM_UP_REQUESTS, WARM_UP_TOKENS = 16, 8
@@ -32,11 +33,17 @@ PROFILED_STEPS = 100
 
 
 def main(arguments: list[str] | None = None) -> None:
-    options = _options().parse_args(arguments)
+    parser = _options()
+    options = parser.parse_args(arguments)
+    work = read_workload(parser, options)
     begin = time.perf_counter()
-    started, resolved = _start(options)
+    try:
+        started, resolved = _start(options)
+    except (ModelError, EngineSettingError) as error:
+        parser.error(_with_options(str(error)))
+    except OutOfMemoryError as error:
+        parser.error(f"--kv-blocks {options.kv_blocks}: {_with_options(str(error))}")
     start_seconds = time.perf_counter() - begin
-    work = WORKLOADS[options.workload](options.scale)
     _complete(started.engine, _warm_up(work), options.temperature)
     seconds, steps, host_us = _complete(started.engine, work, options.temperature)
     print(step_table(steps, host_us), file=sys.stderr)
@@ -73,10 +80,15 @@ def _options() -> argparse.ArgumentParser:
     return parser
 
 
+def _with_options(message: str) -> str:
+    """A message of the engine, with our options in place of its settings."""
+    return message.replace("engine.max_model_len", "--max-len").replace("engine.kv_memory", "--kv-blocks")
+
+
 def _start(options: argparse.Namespace) -> tuple[Started, Resolved]:
     config = read_model_config(options.model)
     if config.vocab_size <= LARGEST_ID:
-        raise ValueError(f"{options.model}: vocab_size {config.vocab_size}; the prompts have ids up to {LARGEST_ID}")
+        raise ModelError(f"{options.model}: vocab_size {config.vocab_size}; the prompts have ids up to {LARGEST_ID}")
     settings = EngineSettings(
         dummy_weights=True,
         block_size=BLOCK_SIZE,

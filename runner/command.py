@@ -8,9 +8,9 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from runner.compose import compose_job
+from runner.compose import compose_job, read_job
 from runner.config import ConfigError
-from runner.jobs import find_job, list_jobs, take_job
+from runner.jobs import JobFile, find_job, list_jobs, take_job
 from runner.messages import say
 from runner.validation import validate
 
@@ -74,9 +74,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _jobs_text(config_dir: Path | None) -> str:
-    """The jobs that have a name, and how to run the first of them."""
+    """The jobs that have a name, and how to run one of them: the demo, or the first that can be read."""
     jobs = list_jobs(config_dir)
-    lines = ["jobs:", *(f"  {job.name:<16} {job.path}" for job in jobs)]
-    return "\n".join(
-        [*lines, "", f"for example: python -m runner job={jobs[0].name}"] if jobs else ["no job files found"]
-    )
+    lines = ["jobs:", *(f"  {job.name:<16} {job.path}" for job in jobs)] if jobs else ["no job files found"]
+    readable = filter(_is_readable, sorted(jobs, key=lambda job: job.name != "demo"))
+    if (example := next(readable, None)) is not None:
+        lines += ["", f"for example: python -m runner job={example.name}"]
+    return "\n".join(lines)
+
+
+def _is_readable(job: JobFile) -> bool:
+    try:
+        read_job(job.path)
+    except ConfigError:
+        return False
+    return True

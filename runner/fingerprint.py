@@ -17,19 +17,20 @@ FORMAT_VERSION = 1
 _VERSIONS = "versions"
 _ABSENT = "(absent)"
 _MAX_SHOWN = 80
+# Those of the section `source` that are settings; the others describe the input.
+_SOURCE_KEYS = ("source.skip", "source.limit")
+# Facts whose key is called otherwise.
+_SETTINGS = {"id_column": "source.id_column", "model.max_model_len": "engine.max_model_len"}
 _COLUMN_KEYS = "source.id_column, sink.keep_columns, sink.token_ids and sink.keep_prompt"
 
 
 class FingerprintError(Exception):
     """The folder holds the output of a different run: exit code 2. `key` is the first that differs."""
 
-    def __init__(self, path: Path, key: str, recorded: object, current: object) -> None:
+    def __init__(self, path: Path, key: str, difference: str, remedy: str) -> None:
         self.key = key
-        before, now = _shown_apart(recorded, current)
-        setting = _COLUMN_KEYS if key.startswith("columns.") else key
         super().__init__(
-            f"{path}: {key} was {before} when this output was started and is {now} now. "
-            f"Set {setting} back, start over with resume=restart (which discards the committed output), "
+            f"{path}: {difference}. {remedy}, start over with resume=restart (which discards the committed output), "
             "or choose another sink.path."
         )
 
@@ -55,7 +56,36 @@ class Fingerprint:
         recorded = read_object(path)
         recorded.pop(_VERSIONS, None)
         for key, old, new in _differences("", recorded, self._facts):
-            raise FingerprintError(path, key, old, new)
+            if key.startswith("source.") and key not in _SOURCE_KEYS:
+                before, now = _input(recorded["source"]), _input(self._facts["source"])
+                difference = (
+                    "the input is another one or was changed: "
+                    f"it was {before} when this output was started and is {now} now"
+                )
+                raise FingerprintError(path, key, difference, "Put that input back (source.path)")
+            before, now = _shown_apart(old, new)
+            difference = f"{_SETTINGS.get(key, key)} was {before} when this output was started and is {now} now"
+            raise FingerprintError(path, key, difference, _remedy(key))
+
+
+def _remedy(key: str) -> str:
+    """How to come back to the recorded run."""
+    if key.startswith("model.files"):
+        return "Put that model back (model.path)"
+    if key.startswith("model.tokenizer."):
+        return "Put that tokenizer back (model.tokenizer)"
+    if key == "format_version":
+        return "Go on with the version of pagebatch that wrote it"
+    return f"Set {_COLUMN_KEYS if key.startswith('columns.') else _SETTINGS.get(key, key)} back"
+
+
+def _input(facts: Mapping[str, Any]) -> str:
+    """An input as its facts describe it: its path or the first of its files, and its rows."""
+    files = facts.get("files") or ()
+    name = facts.get("path") or (files[0].get("path") if files else None) or "no file"
+    more = f" and {len(files) - 1:,} more" if len(files) > 1 and "path" not in facts else ""
+    split = f", split {facts['split']}" if facts.get("split") else ""
+    return f"{name}{more}{split} ({facts.get('rows')} rows)"
 
 
 def _canonical(value: Any) -> str:

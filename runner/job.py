@@ -22,7 +22,7 @@ from runner.ledger import Ledger
 from runner.messages import say
 from runner.model_identity import model_identity
 from runner.output_schema import completion_schema
-from runner.prompt import PromptBuilder
+from runner.prompt import MODEL_LIMIT, POOL_LIMIT, PromptBuilder
 from runner.publish import publish
 from runner.records import RowTotals
 from runner.row_flow import RowFlow
@@ -59,6 +59,11 @@ class _Job:
             self._resolved = _resolve(self._settings, self._model)
             self._sampling = _sampling(config, self._model)
             self._builder = self._make_builder(self._resolved.limits.max_model_len)
+            if self._builder.cuts_chat_end:
+                say(
+                    "prompt.on_too_long=truncate_right cuts off the end of the chat template, which begins the answer: "
+                    "truncate_left keeps it, prompt.chat=never gives the bare text"
+                )
             self._wants_token_ids = (
                 config.sink.token_ids if config.sink.token_ids is not None else self._model.tokenizer is None
             )
@@ -77,7 +82,7 @@ class _Job:
         restart = config.resume == "restart"
         with Ledger(out, fingerprint, self._schema, versions=_versions(), restart=restart) as ledger:
             if ledger.is_complete:
-                say(f"{out} is complete: {ledger.totals.rows:,} rows, {ledger.totals.errors:,} with an error")
+                say(f"{out} is complete: {_rows_text(ledger.totals)}")
                 return _exit_code(ledger.totals)
             summary = self._run_rows(ledger)
             say(f"{out} is complete\n{render_summary(summary)}")
@@ -86,6 +91,8 @@ class _Job:
     def _run_rows(self, ledger: Ledger) -> Summary:
         config, committed, before = self._config, ledger.committed_rows(), ledger.totals
         rows_total = _rows_in_job(self._source, config)
+        if rows_total == 0:
+            say(f"no rows to run: source.path has {self._source.num_rows:,}, of which {_selection(config)} leaves none")
         if len(committed):
             say(f"resuming: {len(committed):,} rows of earlier attempts are committed")
         with self._phase("load"):
@@ -93,11 +100,11 @@ class _Job:
         say(f"memory plan: {started.memory_plan}")
         limit = started.engine.limits.max_model_len
         if limit < self._resolved.limits.max_model_len:
-            say(f"engine.max_model_len is {limit} tokens: all that the K/V pool holds")
-            self._builder = self._make_builder(limit)
+            say(f"engine.max_model_len is {limit} tokens: all that the K/V pool holds (engine.kv_memory)")
+            self._builder = self._make_builder(limit, POOL_LIMIT)
         rows_left = None if rows_total is None else rows_total - len(committed)
         with self._phase(GENERATE), Sink(ledger, config.sink) as sink, stoppable() as stop:
-            flow = RowFlow(started.engine, self._model, sink, config, self._wants_token_ids)
+            flow = RowFlow(started.engine, self._model, sink, config, self._wants_token_ids, rows_before=len(committed))
             with ReadAhead(self._windows(committed, lambda: bool(stop))) as windows:
                 flow.run(windows, rows_left, stop)
         rows_found = len(committed) + flow.rows_done
@@ -140,7 +147,7 @@ class _Job:
         except OutOfMemoryError as error:
             raise ConfigError("engine.kv_memory", self._config.engine.kv_memory, str(error)) from error
 
-    def _make_builder(self, max_model_len: int) -> PromptBuilder:
+    def _make_builder(self, max_model_len: int, limited_by: str = MODEL_LIMIT) -> PromptBuilder:
         return PromptBuilder(
             self._config.prompt,
             self._source.schema,
@@ -149,6 +156,7 @@ class _Job:
             max_tokens=self._config.sampling.max_tokens,
             vocab_size=self._model.config.vocab_size,
             keep_text=self._config.sink.keep_prompt,
+            limited_by=limited_by,
         )
 
     def _summary(self, rows: RowTotals, attempt: RowTotals, flow: RowFlow, started: Started) -> Summary:
@@ -186,6 +194,12 @@ class _Job:
         self._seconds[name] = round(time.perf_counter() - began, 3)
 
 
+def _rows_text(totals: RowTotals) -> str:
+    """The rows of an output that is complete, and how to run them again where that has a use."""
+    remedy = "; resume=restart discards them all and runs them again" if totals.errors else ""
+    return f"{totals.rows:,} rows, {totals.errors:,} with an error{remedy}"
+
+
 def _exit_code(totals: RowTotals) -> int:
     return COMPLETE_WITH_ERRORS if totals.errors else COMPLETE
 
@@ -196,6 +210,11 @@ def _rows_in_job(source: Source, config: RunConfig) -> int | None:
         return None
     left = max(0, source.num_rows - config.source.skip)
     return left if config.source.limit is None else min(left, config.source.limit)
+
+
+def _selection(config: RunConfig) -> str:
+    limit = "" if config.source.limit is None else f", source.limit={config.source.limit:,}"
+    return f"source.skip={config.source.skip:,}{limit}"
 
 
 def _engine_settings(config: RunConfig) -> EngineSettings:

@@ -52,11 +52,13 @@ def find_job(name: str, config_dir: Path | None) -> JobFile:
         ConfigError: there is no such job.
     """
     path = Path(name).expanduser()
+    jobs = {job.name: job for job in list_jobs(config_dir)}
     if path.suffix in _SUFFIXES or len(path.parts) > 1:
         if path.is_file():
             return JobFile(path.stem, path)
-        raise ConfigError("job", name, "the path of a YAML file that exists, or the name of a job")
-    jobs = {job.name: job for job in list_jobs(config_dir)}
+        hint = f"job={path.stem} perhaps, which is {jobs[path.stem].path}; " if path.stem in jobs else ""
+        accepted = f"{hint}the path of a YAML file that exists, or the name of a job: {', '.join(jobs)}"
+        raise ConfigError("job", name, accepted)
     if name in jobs:
         return jobs[name]
     near = difflib.get_close_matches(name, jobs, n=1)
@@ -70,4 +72,4 @@ def find_job(name: str, config_dir: Path | None) -> JobFile:
 def _folders(config_dir: Path | None) -> list[Path]:
     """Where jobs are looked for, the first first: `--config-dir`, the current folder's, the packaged ones."""
     given = [config_dir, config_dir / "jobs"] if config_dir is not None else []
-    return [*given, Path.cwd() / "jobs", PACKAGED]
+    return list(dict.fromkeys(folder.resolve() for folder in (*given, Path.cwd() / "jobs", PACKAGED)))

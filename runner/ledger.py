@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from runner.fingerprint import Fingerprint
 from runner.layout import ShardLayout
+from runner.messages import say
 from runner.part_file import read_columns
 from runner.records import (
     START_OVER,
@@ -191,14 +192,26 @@ class Ledger:
         """Delete the shard's output, what readers see first and the records that vouch for it after.
 
         Killed in between, it leaves a record without its files, which no start takes for a result, or
-        files without a record; restarting goes on from either.
+        files without a record; restarting goes on from either. The user is told what goes.
         """
+        if self._records():
+            say(f"resume=restart discards the {self._discarded_rows()} in {self.layout.out}")
         for folder in (self.layout.completions, self.layout.stats):
             _remove_all(folder, self.layout.owned_files(folder))
         _remove_all(self.layout.summary_file.parent, [self.layout.summary_file])
         _remove_all(self.layout.commits, self._records())
         _remove_all(self.layout.parts, self.layout.owned_files(self.layout.parts))
         _remove_all(self.layout.out, [self.layout.run_file])
+
+    def _discarded_rows(self) -> str:
+        """How many rows the records name, in words; they may be damaged."""
+        published = self.layout.publish_record
+        try:
+            if published.exists():
+                return f"complete output of {read_publication(published).totals.rows:,} rows"
+            return f"{sum(read_commit(path).totals.rows for path in self._records()):,} committed rows"
+        except LedgerError:
+            return "earlier output"
 
     def _check_run(self, versions: Mapping[str, str]) -> None:
         """Create `run.json`, or compare with it; without it there must be no output either."""

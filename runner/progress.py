@@ -22,7 +22,7 @@ _BAR_FORMAT = "{bar}| {desc} | {elapsed}"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The rows of this attempt, as far as they are known.
+    """The rows of this attempt, as far as they are known, beside `rows_before` that earlier attempts committed.
 
     `rows_total` is None while the source does not know its length; `rows_read` and `prompt_tokens` are
     of the rows whose prompts have been made so far, `rows_done` and `output_tokens` of the finished
@@ -35,25 +35,29 @@ class Workload:
     rows_done: int
     output_tokens: int
     max_tokens: int
+    rows_before: int = 0
 
     def tokens_left(self, totals: StatsTotals) -> float | None:
-        """Tokens still to be read or written, None if the number of rows is not known.
+        """Tokens still to be computed; None without a basis: the number of rows, and finished rows that tell.
 
-        Rows not read yet count with the mean prompt length, and rows not done with the mean output of
-        the finished ones, or `max_tokens` before there are any.
+        The first rows to finish are the short ones. So they count as a basis once they hold half of the
+        tokens written, and what the running rows have written counts towards the mean, as their lengths are
+        not known yet. Rows not read yet have the mean prompt, and of prompts the share found in the cache so
+        far is not computed.
         """
         if self.rows_total is None:
             return None
         rows_left = self.rows_total - self.rows_done
         if not rows_left:
             return 0.0
-        mean_prompt = self.prompt_tokens / self.rows_read if self.rows_read else 0.0
-        mean_output = self.output_tokens / self.rows_done if self.rows_done else self.max_tokens
-        prompts = self.prompt_tokens + mean_prompt * (self.rows_total - self.rows_read)
-        outputs = self.output_tokens + min(mean_output, self.max_tokens) * rows_left
-        # A finished row's first token came from its prefill.
-        written = totals.output_tokens + self.rows_done
-        return max(0.0, prompts - totals.input_tokens) + max(0.0, outputs - written)
+        written = totals.output_tokens + self.rows_done  # a row's first token comes from its prefill
+        running = written - self.output_tokens
+        if not self.rows_done or running > self.output_tokens:
+            return None
+        mean_output = min(written / self.rows_done, self.max_tokens)
+        outputs = min(mean_output * rows_left, self.max_tokens * rows_left - running)
+        prompts = self.prompt_tokens * self.rows_total / self.rows_read
+        return max(0.0, prompts - totals.input_tokens) * (1 - totals.hit_rate) + max(0.0, outputs)
 
 
 class Progress:
@@ -64,7 +68,7 @@ class Progress:
     written is lost: a closed or full log must not cost the job.
 
     Args:
-        rows_total: rows of this attempt, None if not known.
+        rows_total: rows of the whole job, None if not known.
         stream: where to; standard error if None.
         clock: seconds, monotonic.
         interval_s: seconds between two lines of a log.
@@ -106,7 +110,7 @@ class Progress:
             if self._bar is None:
                 print(f"{_clock_text(now - self._started)} | {text}", file=self._stream, flush=True)
             else:
-                self._bar.n = work.rows_done
+                self._bar.n = work.rows_before + work.rows_done
                 self._bar.set_description_str(text, refresh=True)
         self._shown, self._last = now, totals.copy()
 
@@ -136,9 +140,9 @@ class Progress:
         )
 
     def _eta(self, totals: StatsTotals, work: Workload, now: float) -> str:
-        """The time left at the job's mean rate of tokens: rows differ too much in length to count them."""
+        """The time left at the job's mean rate of computed tokens: rows differ too much in length to count them."""
         left = work.tokens_left(totals)
-        done = totals.input_tokens + totals.output_tokens
+        done = totals.input_tokens - totals.cached_tokens + totals.output_tokens
         if left == 0:
             return _clock_text(0)
         if left is None or done == 0:
@@ -147,10 +151,12 @@ class Progress:
 
 
 def _rows_text(work: Workload) -> str:
+    """The rows that are done, of all attempts, as the summary counts them."""
+    done = work.rows_before + work.rows_done
     if work.rows_total is None:
-        return f"{work.rows_done:,}"
-    share = work.rows_done / work.rows_total if work.rows_total else 1.0
-    return f"{work.rows_done:,}/{work.rows_total:,} ({share:.0%})"
+        return f"{done:,}"
+    total = work.rows_before + work.rows_total
+    return f"{done:,}/{total:,} ({done / total if total else 1.0:.0%})"
 
 
 def _rate(tokens: int, seconds: float) -> str:

@@ -20,6 +20,9 @@ from runner.token_column import TokenIdsReader
 
 TokenIds = npt.NDArray[np.int32]
 
+MODEL_LIMIT = "raise engine.max_model_len if the model allows it"
+POOL_LIMIT = "raise engine.kv_memory, as the K/V pool holds no more"
+
 _WAYS = ("column", "template", "template_file", "messages_column", "token_ids_column")
 
 
@@ -44,7 +47,9 @@ class RowError:
 class PromptBuilder:
     """Builds the prompts of a job; `columns` are the source's columns that it reads.
 
-    Everything that can be refused without the weights is refused by the constructor.
+    Everything that can be refused without the weights is refused by the constructor. `limited_by` says what
+    would raise `max_model_len`: `MODEL_LIMIT` or `POOL_LIMIT`. `cuts_chat_end` tells that a cut prompt loses the end
+    of the chat template, which begins the answer.
 
     Raises:
         ConfigError: names the key of `prompt` (or `sampling.max_tokens`) that cannot work with this source,
@@ -61,10 +66,12 @@ class PromptBuilder:
         max_tokens: int,
         vocab_size: int,
         keep_text: bool,
+        limited_by: str = MODEL_LIMIT,
     ) -> None:
         way = _chosen_way(config)
-        self._limit = _LengthLimit(config.on_too_long, max_model_len, max_tokens)
+        self._limit = _LengthLimit(config.on_too_long, max_model_len, max_tokens, limited_by)
         self._encoder: _IdsEncoder | _TextEncoder
+        self.cuts_chat_end = False
         if way == "token_ids_column":
             self._encoder = _IdsEncoder(config, schema, vocab_size)
         elif tokenizer is None:
@@ -73,6 +80,7 @@ class PromptBuilder:
             )
         else:
             self._encoder = _TextEncoder(config, schema, tokenizer, vocab_size, keep_text)
+            self.cuts_chat_end = self._encoder.uses_chat and config.on_too_long == "truncate_right"
         self.columns: tuple[str, ...] = self._encoder.columns
 
     def build(self, table: pa.RecordBatch, row_ids: Sequence[int]) -> list[Prompt | RowError]:
@@ -93,16 +101,18 @@ _Encoded = tuple[TokenIds, str | None] | RowProblem
 
 
 class _LengthLimit:
-    """A prompt leaves room for one output token at least: what happens to a longer one."""
+    """A prompt leaves room for one output token at least, or for `max_tokens` where longer ones are cut."""
 
-    def __init__(self, on_too_long: str, max_model_len: int, max_tokens: int) -> None:
+    def __init__(self, on_too_long: str, max_model_len: int, max_tokens: int, limited_by: str) -> None:
         if on_too_long != "error" and max_tokens >= max_model_len:
             raise ConfigError(
-                "sampling.max_tokens", max_tokens, f"less than the model length {max_model_len} with {on_too_long}"
+                "sampling.max_tokens",
+                max_tokens,
+                f"less than the model length {max_model_len} with {on_too_long}; or {limited_by}",
             )
         self._on_too_long = on_too_long
-        self._longest = max_model_len - 1
-        self._kept = max_model_len - max_tokens
+        self._longest = max_model_len - (1 if on_too_long == "error" else max_tokens)
+        self._limited_by = limited_by
 
     def apply(self, prompt: Prompt) -> Prompt | RowError:
         length = len(prompt.token_ids)
@@ -112,11 +122,11 @@ class _LengthLimit:
             return RowError(
                 prompt.row_id,
                 f"row {prompt.row_id}: the prompt has {length} tokens and the limit is {self._longest}; shorten it, "
-                "raise engine.max_model_len if the model allows it, or set prompt.on_too_long",
+                f"{self._limited_by}, or set prompt.on_too_long",
                 length,
             )
         left = self._on_too_long == "truncate_left"
-        kept = prompt.token_ids[-self._kept :] if left else prompt.token_ids[: self._kept]
+        kept = prompt.token_ids[-self._longest :] if left else prompt.token_ids[: self._longest]
         return Prompt(prompt.row_id, kept.copy(), prompt.text)
 
 
@@ -199,6 +209,11 @@ class _TextEncoder:
     def _encode_exactly(self, text: str, control: ControlTokens) -> _Encoded:
         ids = control.encode(text, add_special_tokens=self._adds_special_tokens)
         return self._finish(ids, control.unalias(text))
+
+    @property
+    def uses_chat(self) -> bool:
+        """Whether prompts go through the chat template."""
+        return self._chat is not None
 
     @property
     def _adds_special_tokens(self) -> bool:

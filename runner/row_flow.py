@@ -19,14 +19,27 @@ from runner.window import ReadAhead, Window
 
 
 class RowFlow:
-    """Moves rows from windows through the engine into the sink; `rows_done` have output, `totals` sums the steps."""
+    """Moves rows from windows through the engine into the sink; `rows_done` have output, `totals` sums the steps.
 
-    def __init__(self, engine: Engine, model: TextModel, sink: Sink, config: RunConfig, wants_token_ids: bool) -> None:
+    `rows_before` were committed by earlier attempts: progress counts them.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: TextModel,
+        sink: Sink,
+        config: RunConfig,
+        wants_token_ids: bool,
+        *,
+        rows_before: int = 0,
+    ) -> None:
         self._engine = engine
         self._model = model
         self._sink = sink
         self._wants_token_ids = wants_token_ids
         self._max_tokens = config.sampling.max_tokens
+        self._rows_before = rows_before
         self._requests: deque[Request] = deque()  # of the newest window, not in the engine yet
         self._open: list[Window] = []  # windows with rows that are not done, in source order
         self._rows_left: list[int] = []  # of each open window
@@ -41,7 +54,7 @@ class RowFlow:
 
     def run(self, windows: ReadAhead, rows_total: int | None, stop: StopRequest) -> None:
         """Run every row of `windows`. Raises Interrupted, with the finished rows committed, if told to stop."""
-        with Progress(rows_total) as progress:
+        with Progress(None if rows_total is None else self._rows_before + rows_total) as progress:
             while self._feed(windows):
                 self._step()
                 progress.update(self.totals, self._workload(rows_total))
@@ -125,6 +138,7 @@ class RowFlow:
             rows_done=self.rows_done,
             output_tokens=self._output_tokens,
             max_tokens=self._max_tokens,
+            rows_before=self._rows_before,
         )
 
 

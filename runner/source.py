@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from runner.config import ConfigError, SourceConfig
+from runner.messages import say
 from runner.source_batch import Source, SourceBatch, SourceError
 from runner.source_datasets import DatasetSource, open_named_dataset, open_saved_dataset
-from runner.source_files import Place, PlaceKind, format_of, locate
+from runner.source_files import COMPRESSED, Place, PlaceKind, format_of, locate
 from runner.source_jsonl import JsonlSource
 from runner.source_parquet import ParquetSource
 
 __all__ = ["Source", "SourceBatch", "SourceError", "open_source"]
 
 _DATASET_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# Of files that are no source either, but no name of a dataset has such an end.
+_FILE_SUFFIXES = {".csv", ".tsv", ".txt", ".arrow", ".feather", ".orc", ".avro", ".xlsx", ".zip", ".zst", *COMPRESSED}
 
 
 def open_source(config: SourceConfig) -> Source:
@@ -39,6 +43,8 @@ def _open_dataset(config: SourceConfig) -> DatasetSource | None:
     if place.is_saved_dataset:
         return open_saved_dataset(config.path, config.split)
     if config.format == "dataset" or _may_be_dataset_name(place):
+        if place.kind is PlaceKind.MISSING:
+            say(f"source.path {config.path!r} is no file or folder: looking for a dataset of that name on the Hub")
         return open_named_dataset(config.path, config.split)
     return None
 
@@ -56,8 +62,12 @@ def _names_hub_dataset(path: str) -> bool:
 
 
 def _may_be_dataset_name(place: Place) -> bool:
-    missing = place.kind is PlaceKind.MISSING and format_of(place.given) is None
-    return missing and _DATASET_NAME.fullmatch(place.given) is not None
+    """Whether nothing is there, and nothing says that a file was meant: its suffix, or a folder that exists."""
+    path = Path(place.given)
+    if place.kind is not PlaceKind.MISSING or _DATASET_NAME.fullmatch(place.given) is None:
+        return False
+    is_file_name = format_of(place.given) is not None or path.suffix.lower() in _FILE_SUFFIXES
+    return not is_file_name and not (len(path.parts) > 1 and Path(path.parts[0]).exists())
 
 
 def _listed(source: Source) -> str:

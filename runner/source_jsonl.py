@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import lzma
 import zlib
 from collections.abc import Iterator, Sequence
@@ -106,7 +107,10 @@ def _scan(file: SourceFile, types: dict[str, JsonType]) -> _Part:
 def _parse(file: SourceFile, number: int, line: bytes) -> dict[str, Any]:
     """The object on a line."""
     try:
-        row = parse_json(line.decode("utf-8"))
+        row = parse_json(line.decode("utf-8").rstrip(" \t\r\n"))
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg}, column {error.colno}"
+        raise SourceError(f"{file.path}, line {number}: not a line of JSON: {reason}") from error
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{file.path}, line {number}: not a line of JSON: {error}") from error
     if not isinstance(row, dict):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import attention_kernels, run_workload, start_up
+from benchmarks import attention_kernels, run_vllm, run_workload, start_up
 from engine.models.config import read_model_config
 from tests.tiny_models import tiny_config
 
@@ -54,15 +54,39 @@ def test_a_workload_larger_than_the_pool_is_no_less_complete(model: Path, capsys
     assert (line["requests"], line["output_tokens"]) == (4, 4 * 128)
 
 
-def test_a_model_whose_vocabulary_lacks_ids_of_the_prompts_is_refused(tmp_path: Path) -> None:
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line that `run_workload` writes when it refuses these options."""
+    with pytest.raises(SystemExit) as caught:
+        run_workload.main(arguments)
+    assert caught.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_model_whose_vocabulary_lacks_ids_of_the_prompts_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tiny_config("llama", head_dim=64).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="vocab_size 320"):
-        run_workload.main(["nano", "--model", str(tmp_path), "--scale", "0.01"])
+    assert "vocab_size 320" in refused(
+        ["nano", "--model", str(tmp_path), "--scale", "0.01", "--max-len", "2048"], capsys
+    )
 
 
-def test_a_prompt_that_cannot_run_is_named(model: Path) -> None:
-    with pytest.raises(RuntimeError, match="at most 99 fit"):
-        run_workload.main(["groups", "--model", str(model), "--scale", "0.01", "--max-len", "100"])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--max-len", "100"], "--max-len 100: groups has sequences of 2300 tokens"),
+        (["--max-len", "8192"], "--max-len: 8192; accepted: at most 4096, the model's own limit"),
+        (["--max-len", "4096", "--kv-blocks", "200"], "--max-len: 4096; accepted: at most 3200"),
+        (["--max-len", "4096", "--kv-blocks", "100000000"], "--kv-blocks 100000000: the K/V pool would take"),
+        (["--model", "/nowhere"], "--model /nowhere: a folder with a config.json"),
+    ],
+)
+def test_a_workload_that_cannot_run_is_answered_by_the_option_to_change(
+    options: list[str], named: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(["groups", "--model", str(model), "--scale", "0.01", *options], capsys)
+    assert named in said
+    assert "engine." not in said
 
 
 def test_attention_is_measured_against_float32(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +111,15 @@ def test_vllm_need_not_be_there_to_ask_for_help() -> None:
     command = [sys.executable, "-m", "benchmarks.run_vllm", "--help"]
     told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=MODELS.parents[1])
     assert "--kv-blocks" in told.stdout
+
+
+def test_vllm_that_is_not_there_is_said_in_a_line(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(SystemExit):
+        run_vllm.main(["nano", "--model", str(model)])
+    assert "vLLM cannot be imported here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b"])

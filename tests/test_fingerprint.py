@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_what_changed_is_named_with_both_values(recorded: Path, change: dict[str
     # trap 46
     error = refused(recorded, FACTS | change)
     assert error.key == key
-    assert f"Set {key} back" in str(error)
+    assert ("model.path" if key.startswith("model.files") else f"Set {key} back") in str(error)
     with pytest.raises(FingerprintError, match=words):
         raise error
     assert Fingerprint(FACTS | change).digest != Fingerprint(FACTS).digest
@@ -91,3 +92,53 @@ def test_two_long_texts_are_shown_where_they_differ(recorded: Path) -> None:
 def test_a_changed_column_names_the_keys_that_make_columns(recorded: Path) -> None:
     write_json(recorded, Fingerprint({"columns": {"row_id": "int64"}}).as_json({}))
     assert "sink.keep_columns" in str(refused(recorded, {"columns": {"row_id": "int64", "text": "string"}}))
+
+
+@pytest.mark.parametrize(
+    ("files", "shown"),
+    [
+        ([{"path": "/a/in.parquet", "rows": 5, "sha256": "2"}], r"/a/in\.parquet \(5 rows\) now"),
+        (
+            [{"path": "/b.parquet", "rows": 5}, {"path": "/c.parquet", "rows": 0}],
+            r"/b\.parquet and 1 more \(5 rows\) now",
+        ),
+        ([], r"no file \(5 rows\) now"),
+    ],
+)
+def test_another_input_is_named_with_its_rows_and_no_key_that_cannot_be_set(
+    recorded: Path, files: list[dict[str, Any]], shown: str
+) -> None:
+    source = {"format": "parquet", "rows": 3, "files": [{"path": "/a/in.parquet", "rows": 3, "sha256": "1"}], "skip": 0}
+    write_json(recorded, Fingerprint({"source": source}).as_json({}))
+    message = str(refused(recorded, {"source": source | {"rows": 5, "files": files}}))
+    assert re.search(r"it was /a/in\.parquet \(3 rows\) when .*" + shown, message)
+    assert "sha256" not in message
+    assert "resume=restart" in message
+    assert "Set source.skip back" in str(refused(recorded, {"source": source | {"skip": 1}}))
+
+
+def test_another_split_of_a_dataset_is_named(recorded: Path) -> None:
+    source = {"path": "some/data", "split": "train", "rows": 3, "fingerprint": "1", "files": []}
+    write_json(recorded, Fingerprint({"source": source}).as_json({}))
+    message = str(refused(recorded, {"source": source | {"split": "test", "fingerprint": "2"}}))
+    assert "some/data, split train (3 rows)" in message
+    assert "some/data, split test (3 rows)" in message
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({"id_column": None}, {"id_column": "key"}, "source.id_column was null .* Set source.id_column back"),
+        (
+            {"model": {"max_model_len": 8}},
+            {"model": {"max_model_len": 9}},
+            "engine.max_model_len was 8 .* Set engine.max",
+        ),
+        ({"model": {"tokenizer": {"a.json": "1"}}}, {"model": {"tokenizer": {"a.json": "2"}}}, "(model.tokenizer)"),
+    ],
+)
+def test_a_fact_is_named_by_the_key_that_sets_it(
+    recorded: Path, before: dict[str, Any], after: dict[str, Any], words: str
+) -> None:
+    write_json(recorded, Fingerprint(before).as_json({}))
+    assert re.search(words, str(refused(recorded, after)))

@@ -211,13 +211,22 @@ def test_long_prompts_are_truncated_on_the_side_that_was_asked_for(tmp_path: Pat
     assert left["prompt"] == "b" * 100 + "tail"
 
 
-def test_a_row_larger_than_the_pool_is_an_error_and_the_others_finish(tmp_path: Path) -> None:
+def test_a_row_larger_than_the_pool_is_an_error_and_the_others_finish(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     # trap 15
     job = TinyJob(tmp_path)
     job.write(["x" * 400, "short", "another"])
     output = job.run("out", "engine.kv_memory=400KiB")  # 16 blocks of 24 KiB: 256 tokens
     assert output.code == 3
     assert [row["finish_reason"] == "error" for row in output.completions] == [True, False, False]
+    assert "raise engine.kv_memory" in output.completions[0]["error"]
+    assert "engine.max_model_len" not in output.completions[0]["error"]
+    capsys.readouterr()
+    assert job.run("out", "engine.kv_memory=400KiB").code == 3
+    assert "resume=restart" in capsys.readouterr().err
+    assert job.run("out", "resume=restart").code == 0
+    assert "discards the complete output of 3 rows" in capsys.readouterr().err
 
 
 def test_ids_above_2_to_53_with_nulls_and_all_null_columns_keep_their_types(tmp_path: Path) -> None:
@@ -240,6 +249,11 @@ def test_ids_above_2_to_53_with_nulls_and_all_null_columns_keep_their_types(tmp_
 def test_skip_and_limit_keep_the_row_ids_of_the_whole_source(tiny: TinyJob) -> None:
     output = tiny.run("part", "source.skip=5", "source.limit=9")
     assert [row["row_id"] for row in output.completions] == list(range(5, 14))
+
+
+def test_a_selection_without_rows_is_said(tiny: TinyJob, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tiny.run("nothing", "source.skip=40").code == 0
+    assert "no rows to run: source.path has 40, of which source.skip=40 leaves none" in capsys.readouterr().err
 
 
 def test_no_rows_make_a_valid_empty_output(tmp_path: Path) -> None:

@@ -89,5 +89,7 @@ def test_a_terminated_job_commits_what_is_finished_and_goes_on(
     assert "Traceback" not in messages
     assert committed(out) >= 3
     process = start(job, out.name)
-    assert process.wait() == 0
+    messages = process.communicate()[1]
+    assert process.returncode == 0, messages
+    assert f"rows {ROWS}/{ROWS} (100%)" in messages
     assert Output(0, out).texts() == undisturbed.texts()

@@ -61,12 +61,23 @@ def test_a_path_is_a_job(empty_folder: Path) -> None:
 def test_a_path_that_does_not_exist_is_refused(empty_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"mine\.yaml"):
         find_job("mine.yaml", None)
+    path = add_job(empty_folder / "jobs", "mine")
+    with pytest.raises(ConfigError, match=f"job=mine perhaps, which is {path}; .*: demo, mine"):
+        find_job("mine.yaml", None)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_all(empty_folder: Path) -> None:
     with pytest.raises(ConfigError, match="demo perhaps; one of demo") as caught:
         find_job("dmeo", None)
     assert str(empty_folder / "jobs") in str(caught.value)
+
+
+def test_a_folder_is_looked_through_once(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PACKAGED.parent)
+    with pytest.raises(ConfigError) as caught:
+        find_job("dmeo", PACKAGED)
+    assert str(caught.value).count(f"{PACKAGED},") == 1
+    assert f"{PACKAGED})" not in str(caught.value)
 
 
 def test_every_packaged_job_is_valid(tmp_path: Path) -> None:

@@ -246,6 +246,23 @@ def test_restart_discards_a_shard_in_any_state_and_takes_the_new_run(tmp_path):
     assert row_ids_of(tmp_path / "completions") == [9]
 
 
+def test_restart_says_what_it_discards(tmp_path, capsys):
+    with open_ledger(tmp_path, restart=True) as ledger:
+        assert capsys.readouterr().err == "", "there is nothing yet"
+        commit_rows(ledger, [0, 1])
+    with open_ledger(tmp_path, restart=True) as ledger:
+        assert "discards the 2 committed rows in" in capsys.readouterr().err
+        commit_rows(ledger, [0, 1, 2])
+        publish_rows(ledger, 3)
+    (tmp_path / "_commits" / "shard-00000-part-00000.json").write_text("left over")
+    with open_ledger(tmp_path, restart=True) as ledger:
+        assert "discards the complete output of 3 rows in" in capsys.readouterr().err
+        commit_rows(ledger, [0])
+    (tmp_path / "_commits" / "shard-00000-part-00000.json").write_text("damaged")
+    with open_ledger(tmp_path, restart=True):
+        assert "discards the earlier output in" in capsys.readouterr().err
+
+
 def test_an_error_after_a_restart_says_that_restarting_again_discards(tmp_path):
     for restart in (True, False):
         with pytest.raises(KeyboardInterrupt) as caught, open_ledger(tmp_path, restart=restart):

@@ -50,9 +50,17 @@ def test_without_a_job_the_jobs_are_listed_with_what_to_type(here: Path, capsys:
     assert "python -m runner job=demo" in said
 
 
+def test_the_example_is_a_job_that_can_be_read(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "jobs" / "a.yaml").write_text("source: [")
+    assert "python -m runner job=demo" in refused([], capsys)
+    (here / "jobs" / "demo.yaml").write_text("source: [")
+    assert "python -m runner job=mine" in refused([], capsys)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (["job=mine.yaml"], "job=mine perhaps"),
         (["job=mien"], "mine perhaps; one of demo, mine"),
         (["job=mine", "sampling.top_p=2"], "sampling.top_p: 2.0; accepted: a number above 0, up to 1"),
         (["job=mine", "sampling.max_tokens=1.5"], "sampling.max_tokens: 1.5; accepted: a whole number"),

@@ -91,25 +91,59 @@ def test_rates_are_of_the_time_since_the_last_line():
 def test_the_time_left_counts_tokens_not_rows():  # trap 56
     # 9 of 10 short rows are done, and the last, long one is most of the work.
     rest = work(rows_done=9, prompt_tokens=900, output_tokens=90)
-    totals = totals_of(prefill_tokens=100, decode_tokens=91)
-    left = rest.tokens_left(totals)
-    assert left == pytest.approx(800 + (90 + 10 - 91 - 9))
+    totals = totals_of(prefill_tokens=100, decode_tokens=81)
+    assert rest.tokens_left(totals) == pytest.approx(800 + 10)
     clock, stream = Clock(), io.StringIO()
     with Progress(10, stream=stream, clock=clock) as progress:
-        clock.now += 191
+        clock.now += 181
         progress.update(totals, rest)
-    assert stream.getvalue().endswith("ETA 0:13:20\n"), "800 tokens at one a second"
+    assert stream.getvalue().endswith("ETA 0:13:30\n"), "810 tokens at one a second"
 
 
 def test_rows_not_read_yet_count_with_the_mean_prompt():
     left = work(rows_read=5, prompt_tokens=500, rows_done=5, output_tokens=100).tokens_left(
-        totals_of(cached_tokens=200, prefill_tokens=300, decode_tokens=95)
+        totals_of(prefill_tokens=500, decode_tokens=95)
     )
     assert left == 500 + 100
 
 
-def test_before_a_row_is_done_the_longest_output_is_expected():
-    assert work(rows_done=0, output_tokens=0).tokens_left(totals_of(cached_tokens=1000)) == 10 * 100
+def test_prompt_tokens_count_as_far_as_they_are_not_found_in_the_cache():
+    left = work(rows_read=5, prompt_tokens=500, rows_done=5, output_tokens=100).tokens_left(
+        totals_of(prefill_tokens=125, cached_tokens=375, decode_tokens=95)
+    )
+    assert left == 500 / 4 + 100
+
+
+def test_no_time_is_told_until_finished_rows_hold_half_of_what_is_written():
+    # The short rows come first: three of 100 are done after 4 tokens each, the 64 that run have written as many.
+    early = work(rows_total=100, rows_done=3, output_tokens=12)
+    totals = totals_of(cached_tokens=900, prefill_tokens=100, decode_tokens=9 + 61 * 4)
+    assert early.tokens_left(totals) is None
+    assert work(rows_done=0, output_tokens=0).tokens_left(totals) is None
+    stream = io.StringIO()
+    with Progress(100, stream=stream, clock=Clock()) as progress:
+        progress.show(totals, early)
+    assert stream.getvalue().endswith("ETA unknown\n")
+
+
+def test_what_running_rows_have_written_counts_towards_the_mean_output():
+    left = work(rows_done=5, output_tokens=100).tokens_left(totals_of(prefill_tokens=1000, decode_tokens=95 + 50))
+    assert left == 5 * 150 / 5
+
+
+def test_no_row_is_expected_to_write_more_than_it_may():
+    full = work(rows_done=8, output_tokens=800)
+    assert full.tokens_left(totals_of(prefill_tokens=1000, decode_tokens=792 + 150)) == 2 * 100 - 150
+
+
+def test_rows_of_earlier_attempts_are_counted():
+    stream = io.StringIO()
+    with Progress(40, stream=stream, clock=Clock()) as progress:
+        progress.show(totals_of(), work(rows_before=30))
+        progress.show(totals_of(), work(rows_before=30, rows_total=None))
+    first, second = stream.getvalue().splitlines()
+    assert "rows 32/40 (80%)" in first
+    assert "rows 32 |" in second
 
 
 @pytest.mark.parametrize(

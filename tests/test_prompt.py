@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from runner.config import ConfigError
-from runner.prompt import Prompt, RowError
+from runner.prompt import MODEL_LIMIT, POOL_LIMIT, Prompt, RowError
 from tests.prompt_rows import (
     ORDINARY,
     batch_of,
@@ -129,7 +131,37 @@ def test_an_over_long_prompt_is_an_error_row_with_row_length_and_limit() -> None
 @pytest.mark.parametrize(("side", "kept"), [("truncate_left", range(14, 20)), ("truncate_right", range(6))])
 def test_truncation_keeps_room_for_the_whole_output(side: str, kept: range) -> None:
     keys = {"max_model_len": 10, "max_tokens": 4}
-    columns = batch_of(ids=[list(range(20)), list(range(9))])
-    assert ids(None, columns, keys=keys, token_ids_column="ids", on_too_long=side) == [list(kept), list(range(9))]
+    columns = batch_of(ids=[list(range(20)), list(range(6))])
+    assert ids(None, columns, keys=keys, token_ids_column="ids", on_too_long=side) == [list(kept), list(range(6))]
     with pytest.raises(ConfigError, match=r"sampling\.max_tokens: 10"):
         builder(None, columns, keys=keys | {"max_tokens": 10}, token_ids_column="ids", on_too_long=side)
+
+
+@pytest.mark.parametrize("length", [7, 8, 9, 10, 11])
+def test_a_prompt_of_any_length_leaves_the_same_room_where_longer_ones_are_cut(length: int) -> None:
+    columns = batch_of(ids=[list(range(length))])
+    keys = {"max_model_len": 10, "max_tokens": 4}
+    for side in ("truncate_left", "truncate_right"):
+        (found,) = ids(None, columns, keys=keys, token_ids_column="ids", on_too_long=side)
+        assert len(found) == 6
+
+
+def test_a_cut_that_takes_the_end_of_a_chat_is_known() -> None:
+    columns, tokenizer = batch_of(text=["the fox " * 40]), byte_level_tokenizer(chat_template=CHATML)
+    keys = {"max_model_len": 60, "max_tokens": 4}
+    sides = ("error", "truncate_left", "truncate_right")
+    made = [builder(tokenizer, columns, keys=keys, column="text", on_too_long=side) for side in sides]
+    assert [each.cuts_chat_end for each in made] == [False, False, True]
+    (left,) = ids(tokenizer, columns, keys=keys, column="text", on_too_long="truncate_left")
+    assert tokenizer.decode(left).endswith("<|im_start|>assistant\n")
+    bare = {"column": "text", "chat": "never", "on_too_long": "truncate_right"}
+    assert len(ids(tokenizer, columns, keys=keys, **bare)[0]) == 56
+    assert not builder(tokenizer, columns, keys=keys, **bare).cuts_chat_end
+
+
+def test_the_limit_that_an_error_row_names_is_the_one_that_holds() -> None:
+    columns = batch_of(ids=[list(range(20))])
+    for limited_by, key in ((MODEL_LIMIT, "engine.max_model_len"), (POOL_LIMIT, "engine.kv_memory")):
+        keys = {"max_model_len": 10, "limited_by": limited_by}
+        (error,) = errors(None, columns, keys=keys, token_ids_column="ids")
+        assert re.findall(r"engine\.\w+", error) == [key]

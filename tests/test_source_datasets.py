@@ -56,6 +56,32 @@ def test_a_name_that_nothing_has_says_what_was_tried() -> None:
             open_path(path)
 
 
+@pytest.mark.parametrize("path", ["data/reviws", "data/x.parquet", "other/reviews.csv", "reviews.jsonl.zst", "x.txt"])
+def test_a_path_that_means_a_file_is_not_looked_for_on_the_hub(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    with pytest.raises(SourceError, match="no such file or folder"):
+        open_path(path)
+
+
+@pytest.mark.parametrize("path", ["imdb", "nobody/has-v1.1"])
+def test_a_name_that_may_be_one_of_the_hub_is_said_before_it_is_looked_for(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def load_dataset(name: str, revision: str | None) -> None:
+        assert f"{path!r} is no file or folder" in capsys.readouterr().err
+        raise OSError("not reached")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(SourceError, match="not reached"):
+        open_path(path)
+
+
 def test_a_damaged_saved_dataset_is_refused(tmp_path: Path, rows: datasets.Dataset) -> None:
     rows.save_to_disk(tmp_path / "saved")
     for file in (tmp_path / "saved").glob("*.arrow"):

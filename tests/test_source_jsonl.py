@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -106,6 +107,13 @@ def test_a_type_that_changes_after_the_file_was_opened_is_refused(tmp_path: Path
     write_lines(path, {"text": 1})
     with pytest.raises(SourceError, match=r"a\.jsonl: changed"):
         texts(source)
+
+
+def test_where_a_line_is_not_json_is_told_by_its_own_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": "unfinished\n{"text" 1}\n')
+    with pytest.raises(SourceError) as caught:
+        open_path(tmp_path / "a.jsonl")
+    assert re.findall(r"line \d+|column \d+|char \d+", str(caught.value)) == ["line 2", "column 10"]
 
 
 def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
