@@ -14,6 +14,7 @@ from engine.model_runner import ModelRunner
 from engine.models.decoder import Decoder
 from engine.request import Sampling
 from engine.scheduler import Limits
+from engine.step_graphs import MOST_TOKENS
 
 GPU_RESERVE_BYTES = 1 << 30
 """Left free on a GPU: the allocator's rounding, the driver's own growth, kernels loaded later."""
@@ -40,6 +41,8 @@ class MemoryPlan:
     reserve: int
     others: int
     num_blocks: int
+    graph_tokens: int = 0
+    """The most tokens of a captured step; 0: none is."""
 
     def __str__(self) -> str:
         parts = ("weights", "activations", "graphs", "pool", "reserve", "others")
@@ -66,14 +69,15 @@ def plan_memory(
     device = next(model.parameters()).device
     if device.type == "cuda":
         activations = _measure_activations(model, shape, limits, sampling)
-        captured = _measure_graphs(model, shape, limits, sampling) if graphs else 0
+        graph_tokens = _measure_steps(model, shape, limits) if graphs else 0
+        captured = _measure_graphs(model, shape, limits, sampling, graph_tokens) if graphs else 0
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         reserve = GPU_RESERVE_BYTES
         others = total - free - torch.cuda.memory_allocated(device)
         room = free - activations - captured - reserve
     else:
-        activations = captured = reserve = others = 0
+        activations = captured = graph_tokens = reserve = others = 0
         room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - weights
     automatic = room if device.type == "cuda" else CPU_POOL_BYTES
     pool = automatic if kv_memory is None else kv_memory
@@ -89,7 +93,8 @@ def plan_memory(
             f"{max(pool, 0)} bytes are left for the K/V pool, and one block takes {shape.block_bytes}: "
             "use a smaller model, engine.max_batch_tokens or engine.block_size, or raise engine.kv_memory"
         )
-    return MemoryPlan(weights, activations, captured, num_blocks * shape.block_bytes, reserve, others, num_blocks)
+    pool = num_blocks * shape.block_bytes
+    return MemoryPlan(weights, activations, captured, pool, reserve, others, num_blocks, graph_tokens)
 
 
 def _measure_activations(model: Decoder, shape: KVCacheShape, limits: Limits, sampling: Sampling) -> int:
@@ -104,12 +109,19 @@ def _measure_activations(model: Decoder, shape: KVCacheShape, limits: Limits, sa
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _measure_graphs(model: Decoder, shape: KVCacheShape, limits: Limits, sampling: Sampling) -> int:
+def _measure_steps(model: Decoder, shape: KVCacheShape, limits: Limits) -> int:
+    """The most tokens of a step that is worth capturing."""
+    cache = KVCache(shape, 1, next(model.parameters()).device)
+    return ModelRunner(model, cache, limits, graph_tokens=MOST_TOKENS).largest_graph()
+
+
+def _measure_graphs(model: Decoder, shape: KVCacheShape, limits: Limits, sampling: Sampling, graph_tokens: int) -> int:
     """Bytes that all graphs take, from what some do: the largest of either kind make the memory that all share."""
     device = next(model.parameters()).device
     torch.cuda.empty_cache()
     free = [torch.cuda.mem_get_info(device)[0]]
-    runner = ModelRunner(model, KVCache(shape, 1, device), limits, graphs=True, filtered=sampling.filtered)
+    cache = KVCache(shape, 1, device)
+    runner = ModelRunner(model, cache, limits, graph_tokens=graph_tokens, filtered=sampling.filtered)
     assert runner.graphs is not None
     for part in (slice(0, 2), slice(2, 3)):
         runner.capture(part)

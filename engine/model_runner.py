@@ -31,7 +31,7 @@ class ModelRunner:
 
     What changes little stays on the device: the block tables, which a batch changes, and the last token of
     every slot, which the next step reads without the host. `vocab_limit` is the number of ids the tokenizer
-    knows: a head is often padded beyond it, and those ids must never be drawn. With `graphs`, steps run from
+    knows: a head is often padded beyond it, and those ids must never be drawn. Steps of up to `graph_tokens` run from
     CUDA graphs once `capture` was called; `filtered` says whether their rows may draw from a part of the
     vocabulary only (top-k, top-p, min-p), which takes kernels of its own.
     """
@@ -43,7 +43,7 @@ class ModelRunner:
         limits: Limits,
         *,
         vocab_limit: int | None = None,
-        graphs: bool = False,
+        graph_tokens: int = 0,
         filtered: bool = False,
     ) -> None:
         self._model = model
@@ -59,18 +59,22 @@ class ModelRunner:
         self._results = _Results(self._last_tokens)
         self._turn = 0
         self.graphs: StepGraphs | None = None
-        if graphs:
-            self.graphs = StepGraphs(limits, self._tables_shape, self._device)
+        if graph_tokens:
+            self.graphs = StepGraphs(limits, graph_tokens, self._tables_shape, self._device)
             size = (self.graphs.keys[0].tokens, model.config.hidden_size)
             self._hidden = torch.zeros(size, dtype=model.embed_tokens.dtype, device=self._device)
 
     @torch.inference_mode()
     def capture(self, part: slice = slice(None)) -> None:
-        """Capture the graphs that pay, or a part of them in the order of `StepGraphs.keys`."""
+        """Capture the graphs, or a part of them in the order of `StepGraphs.keys`."""
         if self.graphs is not None:
-            self.graphs.trim(self._compute_captured)
             for key in self.graphs.keys[part]:
                 self.graphs.capture(key, self._compute_captured)
+
+    @torch.inference_mode()
+    def largest_graph(self) -> int:
+        """The most tokens of a step that should be captured, of those that may be; 0 if none may."""
+        return 0 if self.graphs is None else self.graphs.largest_worthwhile(self._compute_captured)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedBatch:

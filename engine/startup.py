@@ -139,8 +139,9 @@ def start(
     """
     model = load_decoder(folder, config, dtype=resolved.dtype, device=resolved.device, dummy=settings.dummy_weights)
     shape = KVCacheShape(config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, resolved.dtype)
-    graphs = resolved.cuda_graphs
-    plan = plan_memory(model, shape, resolved.limits, sampling, kv_memory=settings.kv_memory, graphs=graphs)
+    plan = plan_memory(
+        model, shape, resolved.limits, sampling, kv_memory=settings.kv_memory, graphs=resolved.cuda_graphs
+    )
     pool_tokens = plan.num_blocks * settings.block_size
     if settings.max_model_len is not None and settings.max_model_len > pool_tokens:
         raise EngineSettingError(
@@ -151,7 +152,12 @@ def start(
         )
     cache = KVCache(shape, plan.num_blocks, resolved.device)
     runner = ModelRunner(
-        model, cache, resolved.limits, vocab_limit=vocab_limit, graphs=graphs, filtered=sampling.filtered
+        model,
+        cache,
+        resolved.limits,
+        vocab_limit=vocab_limit,
+        graph_tokens=plan.graph_tokens,
+        filtered=sampling.filtered,
     )
     runner.capture()
     engine = Engine(

@@ -19,6 +19,7 @@ from kernels.page_locked import copy_page_locked
 DECODE_SIZES = (16, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 896, 1024)
 MIXED_SIZES = (16, 64, *range(128, 2049, 128))
 LARGE_SIZES = tuple(range(2560, 8193, 512))
+MOST_TOKENS = LARGE_SIZES[-1]
 """Tokens of the captured steps: of decodes alone, with prompt chunks among them, and more of the latter.
 
 Up to 128 rows the products of a layer take the same time but for a few percent (30 us at 16 and 64, 32 at 128 for
@@ -28,6 +29,7 @@ of llama-3.1-8b). Padding to a large size costs up to a fifth of a step, which p
 """
 _LAUNCHES_HIDDEN = 1.5
 """Large steps are not captured if one computes longer, by this factor, than launching its kernels one by one takes."""
+_TRIALS = 3
 _DECODE_COPIES = STAGES
 """A graph is made ready for its launch only once its launch before is over: decodes take turns with two, each of which
 reads its own page-locked buffer."""
@@ -52,12 +54,12 @@ class StepGraphs:
     """One graph for each captured number of tokens; a step runs in the next larger one, padded.
 
     All graphs read their inputs from one buffer and share the memory of their activations, since they run
-    one after the other.
+    one after the other. There is none for more than `most_tokens`.
     """
 
-    def __init__(self, limits: Limits, tables: tuple[int, int], device: torch.device) -> None:
+    def __init__(self, limits: Limits, most_tokens: int, tables: tuple[int, int], device: torch.device) -> None:
         self._decode_sizes = ladder(DECODE_SIZES, min(limits.max_seqs, DECODE_SIZES[-1]))
-        self._mixed_sizes = ladder(MIXED_SIZES + LARGE_SIZES, min(limits.max_batch_tokens, LARGE_SIZES[-1]))
+        self._mixed_sizes = ladder(MIXED_SIZES + LARGE_SIZES, min(limits.max_batch_tokens, most_tokens))
         self._max_seqs = limits.max_seqs
         self._tables = tables
         self._stages = _Stages(lay_out(self._shape(self.keys[0]).empty())[1], device)
@@ -78,21 +80,27 @@ class StepGraphs:
         """How many graphs there are once all are captured."""
         return len(self._mixed_sizes) + _DECODE_COPIES * len(self._decode_sizes)
 
-    def trim(self, compute: Compute) -> None:
-        """Leave out the large steps if `compute` takes so long for the smallest of them that launches do not matter."""
-        small = tuple(size for size in self._mixed_sizes if size <= MIXED_SIZES[-1])
-        if len(small) == len(self._mixed_sizes):
-            return
-        key = GraphKey(self._mixed_sizes[len(small)], mixed=True)
-        places = self._empty_places(key)
-        compute(places.inputs, key, 0)
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        compute(places.inputs, key, 0)
-        launched = time.perf_counter()
-        torch.cuda.synchronize()
-        if time.perf_counter() - begin > _LAUNCHES_HIDDEN * (launched - begin):
-            self._mixed_sizes = small
+    def largest_worthwhile(self, compute: Compute) -> int:
+        """The most tokens of a step that should be captured.
+
+        Where even the smallest large step takes so long that its launches do not matter, large steps are left out. It
+        is tried without a single token: attention and experts would only add to its time.
+        """
+        large = [size for size in self._mixed_sizes if size > MIXED_SIZES[-1]]
+        if not large:
+            return self._mixed_sizes[-1]
+        key = GraphKey(large[0], mixed=True)
+        inputs = self._empty_places(key).inputs
+        compute(inputs, key, 0)  # loads its kernels
+        launching, computing = [], []
+        for _ in range(_TRIALS):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            compute(inputs, key, 0)
+            launching.append(time.perf_counter() - begin)
+            torch.cuda.synchronize()
+            computing.append(time.perf_counter() - begin)
+        return MIXED_SIZES[-1] if min(computing) > _LAUNCHES_HIDDEN * min(launching) else large[-1]
 
     def capture(self, key: GraphKey, compute: Compute) -> None:
         """Capture `compute`, which must leave its results in memory of its own.

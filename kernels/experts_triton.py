@@ -62,7 +62,7 @@ def mix_experts_triton(
     """
     _check_layout(hidden, gate_up, down, routing, residual)
     if not len(hidden):
-        return torch.empty_like(hidden)
+        return torch.empty_like(hidden) if residual is None else residual
     gate_up_tile, down_tile = _choose_tiles(hidden.dtype, routing.weights.numel(), len(routing.counts))
     activated = _gate_up(hidden, gate_up, routing, gate_up_tile)
     return _weighted_sum(_down(activated, down, routing, down_tile), routing.weights, residual)

@@ -162,7 +162,7 @@ class _Job:
     def _summary(self, rows: RowTotals, attempt: RowTotals, flow: RowFlow, started: Started) -> Summary:
         """Rows and their tokens of the whole shard; prefix reuse, steps and seconds of this attempt."""
         steps, plan = flow.totals, dataclasses.asdict(started.memory_plan)
-        del plan["num_blocks"]
+        del plan["num_blocks"], plan["graph_tokens"]  # These are no bytes.
         return Summary(
             rows=rows.rows,
             errors=rows.errors,
