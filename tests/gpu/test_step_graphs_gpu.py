@@ -39,8 +39,8 @@ def prompts(count: int) -> list[list[int]]:
     return [prefix[: int(rng.integers(0, 35))] + rng.integers(0, 256, length).tolist() for length in lengths]
 
 
-def outputs(started: Started, count: int, **sampling: object) -> list[list[int]]:
-    completions = complete(started, prompts(count), max_tokens=LENGTH, ignore_eos=True, **sampling)
+def outputs(started: Started, count: int, length: int = LENGTH, **sampling: object) -> list[list[int]]:
+    completions = complete(started, prompts(count), max_tokens=length, ignore_eos=True, **sampling)
     return [completion.token_ids.tolist() for completion in completions]
 
 
@@ -55,6 +55,24 @@ def test_float32_tokens_are_those_of_plain_steps_around_every_captured_size(
     ahead, plain = (outputs(started, count) for started in engines)
     different = [row for row in range(count) if ahead[row] != plain[row]]
     assert len(different) <= count // 50, "only two logits within rounding of each other may part"
+
+
+@pytest.fixture(scope="module")
+def wide_engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Started, Started]:
+    """As `engines`, for as many sequences as the largest captured step of decodes holds."""
+    path = tmp_path_factory.mktemp("wide")
+    save_tiny_model(path, "llama", head_dim=64)
+    limits = {"device": "cuda", "kv_memory": 1 << 28, "max_seqs": 1024, "max_batch_tokens": 2048}
+    return start_engine(path, **limits, **AHEAD), start_engine(path, **limits, **PLAIN)
+
+
+# traps 22, 23
+@pytest.mark.parametrize("count", [size + off for size in step_graphs.DECODE_SIZES if size > 200 for off in (-1, 0, 1)])
+def test_float32_tokens_are_those_of_plain_steps_around_the_large_sizes(
+    wide_engines: tuple[Started, Started], count: int
+) -> None:
+    ahead, plain = (outputs(started, count, length=8) for started in wide_engines)
+    assert sum(one != other for one, other in zip(ahead, plain, strict=True)) <= count // 50
 
 
 @pytest.mark.parametrize("count", [5, 70, 201])
