@@ -52,10 +52,11 @@ def find_job(name: str, config_dir: Path | None) -> JobFile:
         ConfigError: there is no such job.
     """
     path = Path(name).expanduser()
+    is_path = path.suffix in _SUFFIXES or len(path.parts) > 1
+    if is_path and path.is_file():
+        return JobFile(path.stem, path)
     jobs = {job.name: job for job in list_jobs(config_dir)}
-    if path.suffix in _SUFFIXES or len(path.parts) > 1:
-        if path.is_file():
-            return JobFile(path.stem, path)
+    if is_path:
         hint = f"job={path.stem} perhaps, which is {jobs[path.stem].path}; " if path.stem in jobs else ""
         accepted = f"{hint}the path of a YAML file that exists, or the name of a job: {', '.join(jobs)}"
         raise ConfigError("job", name, accepted)
