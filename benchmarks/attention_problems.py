@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionBatch
+from kernels.attention_batch import PREFIX_LEVELS, AttentionBatch, SharedPrefixes
 
 HEAD_DIM = 128
 BLOCK_SIZE = 16
@@ -39,6 +39,11 @@ class Problem:
     @property
     def num_groups(self) -> int:
         return -(-len(self.query_lens) // self.group_size)
+
+    @property
+    def shares_decodes(self) -> bool:
+        """Whether decodes read keys that others read, too."""
+        return self.shared > 0 and max(self.query_lens) == 1
 
     @property
     def bytes_moved(self) -> int:
@@ -137,6 +142,7 @@ def make_inputs(problem: Problem, device: torch.device, seed: int) -> Inputs:
         num_decodes=problem.query_lens.count(1),
         max_query_len=max(problem.query_lens),
         max_context_len=max(problem.context_lens),
+        prefixes=_prefixes(problem, device) if problem.shares_decodes else None,
     )
     return Inputs(
         query=normal(sum(problem.query_lens), problem.heads, HEAD_DIM),
@@ -144,6 +150,20 @@ def make_inputs(problem: Problem, device: torch.device, seed: int) -> Inputs:
         value_cache=normal(num_blocks, BLOCK_SIZE, problem.kv_heads, HEAD_DIM),
         batch=batch,
     )
+
+
+def _prefixes(problem: Problem, device: torch.device) -> SharedPrefixes:
+    """A segment for each group, and padding for as many as there could be."""
+    count = len(problem.query_lens)
+    first = np.arange(0, count, problem.group_size)
+    segments = np.zeros((count, 5), np.int32)
+    segments[: len(first), 0] = segments[: len(first), 1] = first
+    segments[: len(first), 2] = np.minimum(problem.group_size, count - first)
+    segments[: len(first), 4] = problem.shared
+    own_segments = np.full((count, PREFIX_LEVELS), -1, np.int32)
+    own_segments[:, 0] = np.arange(count) // problem.group_size
+    own_start = np.full(count, problem.shared, np.int32)
+    return SharedPrefixes(*(torch.from_numpy(words).to(device) for words in (segments, own_start, own_segments)))
 
 
 def _block_tables(problem: Problem, seed: int) -> tuple[np.ndarray, int]:

@@ -7,6 +7,31 @@ from typing import Any
 
 from torch import Tensor
 
+PREFIX_LEVELS = 4
+"""Most segments of a sequence: each costs it a partial result that is written and read again."""
+
+
+@dataclass(frozen=True, eq=False)
+class SharedPrefixes:
+    """Ranges of keys that several decodes of a step share and that are read once for all of them.
+
+    A segment is a range of keys that two or more consecutive sequences share: their tables name the same blocks there.
+    The segments of a sequence follow one another without a gap from key 0 to `own_start`, the one that most sequences
+    share first, and end before its context does. All sequences with segments decode and stand before those that do not
+    decode, so that a sequence's query token has the number of the sequence.
+
+    As in `AttentionBatch`, shapes are bounds and values may change between the replays of a captured graph.
+    """
+
+    segments: Tensor
+    """int32 [capacity, 5]: row of `block_tables`, first sequence, number of sequences, first key, key after the last;
+    both keys are multiples of the block size. A segment comes before those that begin where it ends. Rows of zeros are
+    padding."""
+    own_start: Tensor
+    """int32 [sequences]: the keys before it are those of the sequence's segments; 0 without any."""
+    own_segments: Tensor
+    """int32 [sequences, PREFIX_LEVELS]: the sequence's rows of `segments` in the order of their keys, then -1."""
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionBatch:
@@ -36,6 +61,8 @@ class AttentionBatch:
     """No sequence has more query tokens; 1 if all of them decode."""
     max_context_len: int
     """No sequence has more keys."""
+    prefixes: SharedPrefixes | None = None
+    """What decodes share, or None to read the keys of each on their own. Ignored with a sliding window."""
     plans: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)
     """What a backend derives from the layout once and uses in every layer. A changed copy starts without."""
 

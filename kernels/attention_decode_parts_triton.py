@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.attention_decode_plan import share_owner
+from kernels.attention_line import share_owner
 
 
 @triton.jit

@@ -17,8 +17,11 @@ from torch import Tensor
 from kernels import hopper
 from kernels.attention_batch import AttentionBatch
 from kernels.attention_decode_parts_triton import arrive, leave_part
-from kernels.attention_decode_plan import SHARE_FIELDS, decode_plan, part_space, share_begin
+from kernels.attention_decode_plan import decode_plan, part_space
 from kernels.attention_decode_tiles import DecodeTile, decode_tile
+from kernels.attention_line import SHARE_FIELDS, share_begin
+from kernels.attention_prefix_merge_triton import add_prefix
+from kernels.attention_prefix_triton import attend_to_prefixes, plan_prefixes
 
 _FEWEST_TILES = 2
 """Of a share: with fewer, merging takes longer than reading (13.1 against 16.7 us for 2,048 keys on an H200)."""
@@ -64,14 +67,18 @@ def decode_attention(
     padded_group, padded_dim = triton.next_power_of_2(group), triton.next_power_of_2(head_dim)
     tile = decode_tile(key_cache.dtype, padded_dim)
     programs = _programs(query.device, tile, padded_dim * key_cache.element_size())
+    prefix = None if sliding_window else plan_prefixes(query, key_cache, batch)
     plan = decode_plan(
         batch,
         kv_heads=kv_heads,
+        block_size=block_size,
         sliding_window=sliding_window,
         keys=tile.keys,
         programs=programs,
         fewest=_FEWEST_TILES,
+        prefix=prefix,
     )
+    pieces = attend_to_prefixes(query, key_cache, value_cache, batch, prefix, scale=scale) if prefix else None
     _decode_kernel[(programs,)](
         output,
         query,
@@ -82,10 +89,13 @@ def decode_attention(
         plan.shares,
         plan.arrivals,
         part_space(query.device, programs * 2 * group * (padded_dim + 2)),
+        plan.merges,
+        prefix.shares if prefix else None,
+        pieces.mixed if pieces else None,
+        pieces.statistics if pieces else None,
         scale * math.log2(math.e),
         output.stride(0),
         query.stride(0),
-        batch.block_tables.stride(0),
         *key_cache.stride()[:3],
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -97,6 +107,8 @@ def decode_attention(
         KEYS=tile.keys,
         STAGES=tile.stages,
         MERGED_PARTS=_MERGED_ROWS // padded_group,
+        PREFIX_PROGRAMS=prefix.programs if prefix else 0,
+        PREFIX_TOKENS=prefix.tokens if prefix else 0,
         num_warps=tile.warps,
     )
 
@@ -113,8 +125,7 @@ def _programs(device: torch.device, tile: DecodeTile, row_bytes: int) -> int:
     return int(properties.multi_processor_count * min(tile.programs, resident))
 
 
-# The tables' width varies between batches: specialised on, it would compile the kernel again.
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit
 def _decode_kernel(
     output: tl.tensor,
     query: tl.tensor,
@@ -125,10 +136,13 @@ def _decode_kernel(
     shares: tl.tensor,
     arrivals: tl.tensor,
     parts: tl.tensor,
+    merges: tl.tensor,
+    prefix_shares: tl.tensor,
+    prefix_mixed: tl.tensor,
+    prefix_statistics: tl.tensor,
     scale: tl.tensor,
     output_stride: tl.tensor,
     query_stride: tl.tensor,
-    table_stride: tl.tensor,
     block_stride: tl.tensor,
     slot_stride: tl.tensor,
     head_stride: tl.tensor,
@@ -142,12 +156,15 @@ def _decode_kernel(
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
     MERGED_PARTS: tl.constexpr,
+    PREFIX_PROGRAMS: tl.constexpr,
+    PREFIX_TOKENS: tl.constexpr,
 ) -> None:
     """One program walks its share of the line. `scale` includes log2(e); WINDOW 0 is none.
 
     The tiles of one sequence and key/value head are a segment. One that lies within the share is written out. Of a
     cut one, every program leaves its part, and the last to arrive merges the parts, in their order along the line.
     A share cuts at most two: the segment in which it begins (place 0) and the one in which it ends (place 1).
+    The part with the end of a segment takes in what is known of the prefixes of its sequence.
     """
     ROWS: tl.constexpr = 16  # The fewest of a tensor core product.
     program = tl.program_id(0)
@@ -159,7 +176,7 @@ def _decode_kernel(
     tile = tl.load(share + 4)
     tiles = tl.load(share + 5)
     token = tl.load(share + 6)
-    table_row = tl.load(share + 7)
+    table_begin = tl.load(share + 7)
     context = tl.load(share + 8)
     begin = share_begin(program, quotient, remainder)
     end = share_begin(program + 1, quotient, remainder)
@@ -178,7 +195,7 @@ def _decode_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     mixed = tl.zeros((ROWS, PADDED_DIM), tl.float32)
     at = _first_key(context, WINDOW, KEYS) + tile * KEYS
-    table = block_tables + table_row.to(tl.int64) * table_stride
+    table = block_tables + table_begin
     blocks = _load_blocks(table, at, context, BLOCK_SIZE, WINDOW, KEYS)
     # One loop over all segments keeps loads in flight from one segment to the next. The blocks of the next tile are
     # loaded a turn ahead, or the pipeline would spend one of its stages on them.
@@ -195,6 +212,7 @@ def _decode_kernel(
         segment = position - tile
         segment_head = head
         segment_token = token
+        segment_index = index
         ends = tile + 1 == tiles
         tile = tl.where(ends, 0, tile + 1)
         head += ends.to(tl.int32)
@@ -204,13 +222,18 @@ def _decode_kernel(
             entry = decodes + index * 4
             tiles = tl.load(entry)
             token = tl.load(entry + 1)
-            table_row = tl.load(entry + 2)
+            table_begin = tl.load(entry + 2)
             context = tl.load(entry + 3)
         at = _first_key(context, WINDOW, KEYS) + tile * KEYS
-        table = block_tables + table_row.to(tl.int64) * table_stride
+        table = block_tables + table_begin
         blocks = _load_blocks(table, at, context, BLOCK_SIZE, WINDOW, KEYS)
 
         maximum, total, mixed = _attend(maximum, total, mixed, queries, key_rows, value_rows, visible, scale)
+        if PREFIX_PROGRAMS > 0 and ends:
+            maximum, total, mixed = add_prefix(
+                maximum, total, mixed, merges, prefix_shares, prefix_mixed, prefix_statistics, segment_index,
+                segment_head, KV_HEADS, GROUP, PADDED_DIM, ROWS, PREFIX_PROGRAMS, PREFIX_TOKENS,
+            )  # fmt: skip
         if ends & (segment >= begin):
             result = (mixed / total[:, None]).to(output.dtype.element_ty)
             to = output + segment_token.to(tl.int64) * output_stride + segment_head * (GROUP * HEAD_DIM)

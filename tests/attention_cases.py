@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.attention_batch import AttentionBatch
+from kernels.attention_batch import PREFIX_LEVELS, AttentionBatch, SharedPrefixes
 from kernels.reference import reference_attention
 from tests.errors import relative_error
 
@@ -22,9 +22,14 @@ UNUSED_BLOCK_ID = 2**31 - 1
 POISON = (float("nan"), float("inf"))
 
 
+Segment = tuple[int, int, int, int]
+"""First sequence, number of sequences, first key, key after the last: keys that the sequences share."""
+
+
 @dataclass(frozen=True)
 class Case:
-    """Query and context length of each sequence, the model's shape, and the padding: so many sequences and tokens."""
+    """Query and context length of each sequence, the model's shape, the padding (so many sequences and tokens), and
+    what sequences share, parents first."""
 
     lengths: tuple[tuple[int, int], ...]
     head_dim: int = 64
@@ -34,6 +39,7 @@ class Case:
     window: int | None = None
     kv_heads: int = 2
     padding: int = 0
+    segments: tuple[Segment, ...] = ()
 
     @property
     def query_lens(self) -> list[int]:
@@ -42,6 +48,21 @@ class Case:
     @property
     def context_lens(self) -> list[int]:
         return [context for _, context in self.lengths]
+
+
+def nested_case(block_size: int = 16, **shape: Any) -> Case:
+    """Decodes of which some share a prefix: sequences with none before, between and after two groups, the first of
+    three levels and with more rows than a tile, and padding."""
+    scale = max(block_size // 64, 1)
+    lengths = [5, *(1400 + 7 * row for row in range(45)), 40, 1290, 1297, 33]
+    groups = [(1, 45, 0, 512), (1, 30, 512, 768), (3, 20, 768, 1280), (40, 5, 512, 1280), (47, 2, 0, 1024)]
+    return Case(
+        tuple((1, length * scale) for length in lengths),
+        block_size=block_size,
+        segments=tuple((first, count, key * scale, end * scale) for first, count, key, end in groups),
+        padding=2,
+        **shape,
+    )
 
 
 @dataclass(frozen=True)
@@ -112,6 +133,9 @@ def make_inputs(
     tables = torch.full((len(used) + 1, max(used) + 1), unused_id, dtype=torch.int32)
     for row, mine in zip(rows, ids.split(used), strict=True):
         tables[row, : len(mine)] = mine
+    for first, count, first_key, end_key in case.segments:
+        blocks = slice(first_key // case.block_size, end_key // case.block_size)
+        tables[rows[first : first + count], blocks] = tables[rows[first], blocks]
     tables = tables.to(device)
 
     shape = (num_blocks, case.block_size, case.kv_heads, case.head_dim)
@@ -126,13 +150,16 @@ def make_inputs(
     fused = normal(sum(case.query_lens) + case.padding, heads + 2 * case.kv_heads, case.head_dim)
     fused[sum(case.query_lens) :] = float("nan")
     padding = [0] * case.padding
+    batch = make_batch(
+        tables, case.query_lens + padding, case.context_lens + padding, rows + [unused_row] * case.padding
+    )
+    if case.segments:
+        batch = replace(batch, prefixes=make_prefixes(case.segments, batch))
     return Inputs(
         query=fused[:, :heads],
         key_cache=caches[0],
         value_cache=caches[1],
-        batch=make_batch(
-            tables, case.query_lens + padding, case.context_lens + padding, rows + [unused_row] * case.padding
-        ),
+        batch=batch,
         scale=case.head_dim**-0.5,
         window=case.window,
     )
@@ -153,6 +180,22 @@ def make_batch(
         max_query_len=max(query_lens),
         max_context_len=max(context_lens),
     )
+
+
+def make_prefixes(segments: Sequence[Segment], batch: AttentionBatch, *, capacity: int | None = None) -> SharedPrefixes:
+    """Every second record is padding, and so is what `capacity` leaves."""
+    records = torch.zeros(capacity or 2 * len(segments) + 1, 5, dtype=torch.int32)
+    own_start = torch.zeros(batch.num_sequences, dtype=torch.int32)
+    own_segments = torch.full((batch.num_sequences, PREFIX_LEVELS), -1, dtype=torch.int32)
+    table_rows = batch.table_rows.tolist()
+    for index, (first, count, first_key, end_key) in enumerate(segments):
+        records[2 * index] = torch.tensor([table_rows[first + count - 1], first, count, first_key, end_key])
+        for sequence in range(first, first + count):
+            assert own_start[sequence] == first_key
+            own_start[sequence] = end_key
+            own_segments[sequence, int((own_segments[sequence] >= 0).sum())] = 2 * index
+    device = batch.context_lens.device
+    return SharedPrefixes(records.to(device), own_start.to(device), own_segments.to(device))
 
 
 def case_error(case: Case, attention: Callable[..., Any], device: str = "cpu") -> float:

@@ -92,6 +92,12 @@ def test_unused_slots_and_table_entries_reach_no_output(attention: Attention, wi
         torch.testing.assert_close(dirty, clean, rtol=0, atol=0)
 
 
+def test_decodes_that_share_prefixes_match_the_reference(attention: Attention) -> None:
+    lengths = ((1, 70), (1, 100), (1, 90), (7, 30), (1, 20))
+    case = Case(lengths, segments=((0, 3, 0, 32), (1, 2, 32, 64)), padding=1)
+    assert case_error(case, attention) < TOLERANCE[case.dtype]
+
+
 # trap 5
 def test_a_later_chunk_attends_to_what_earlier_chunks_wrote(attention: Attention) -> None:
     whole = make_inputs(Case(((90, 90),)))

@@ -22,7 +22,13 @@ def plan_of(
     batch: AttentionBatch, kv_heads: int, window: int | None, programs: int, fewest: int = 2
 ) -> attention_decode_plan.DecodePlan:
     return attention_decode_plan.decode_plan(
-        batch, kv_heads=kv_heads, sliding_window=window, keys=KEYS, programs=programs, fewest=fewest
+        batch,
+        kv_heads=kv_heads,
+        block_size=16,
+        sliding_window=window,
+        keys=KEYS,
+        programs=programs,
+        fewest=fewest,
     )
 
 

@@ -55,6 +55,17 @@ def test_groups_share_their_prefix_and_nothing_else() -> None:
     assert sorted(torch.cat((prefixes[0], prefixes[3], own)).tolist()) == list(range(10))
 
 
+def test_segments_name_the_prefix_of_every_group() -> None:
+    prefixes = make_inputs(SHARED, CPU, seed=3).batch.prefixes
+    assert prefixes is not None
+    assert prefixes.segments[:2].tolist() == [[0, 0, 3, 0, 32], [3, 3, 3, 0, 32]]
+    assert not prefixes.segments[2:].any()
+    assert prefixes.own_start.tolist() == [32] * 6
+    assert prefixes.own_segments[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
+    assert (prefixes.own_segments[:, 1:] == -1).all()
+    assert make_inputs(MIXED, CPU, seed=0).batch.prefixes is None
+
+
 def test_bytes_count_a_shared_prefix_once_a_group() -> None:
     keys = 2 * 32 + 6 * 8
     assert SHARED.bytes_moved == 2 * HEAD_DIM * (2 * keys + 2 * 6 * 2)

@@ -33,74 +33,73 @@ def consume(
         last = first_position + tokens - 1
         rows_n = turn * CONSUMERS + consumer
         if consumer * SHAPE.tokens < tokens:
-            position = first_position + consumer * SHAPE.tokens
-            result = _attend(
-                queries, rows_n, keys, values, n, first_position, position, first_tile, last, scale, DTYPE, SHAPE
-            )
-            LAYOUT: gl.constexpr = result.type.layout
+            row = gl.arange(0, SHAPE.rows, layout=gl.SliceLayout(1, scores_layout(SHAPE)))
+            position = first_position + consumer * SHAPE.tokens + row // SHAPE.group
+            last_tile = last // SHAPE.keys
+            whole_until = gl.minimum((first_position + 1) // SHAPE.keys, last_tile)
+            whole_from = first_tile
+            if SHAPE.window > 0:
+                whole_from = gl.minimum(gl.cdiv(gl.maximum(last - SHAPE.window + 1, 0), SHAPE.keys), whole_until)
+            bounds = (first_tile, whole_from, whole_until, last_tile)
+            mixed, _maximum, total = attend(queries, rows_n, keys, values, n, position, bounds, scale, DTYPE, SHAPE)
+            LAYOUT: gl.constexpr = mixed.type.layout
+            result = (mixed / gl.convert_layout(total, gl.SliceLayout(1, LAYOUT))[:, None]).to(DTYPE)
             element, inside = row_elements(head, query_begin, tokens, output_stride, consumer, SHAPE, LAYOUT)
             gl.store(output + element, result, mask=inside)
         else:
-            _skip(queries, rows_n, keys, values, n, first_tile, last, SHAPE)
+            skip(queries, rows_n, keys, values, n, last // SHAPE.keys + 1 - first_tile)
         n += last // SHAPE.keys + 1 - first_tile
         head, query_begin, first_position, tokens = next_head, next_begin, next_position, next_tokens
 
 
 @gluon.jit
-def _skip(
-    queries: gl.tuple,
-    rows_n: gl.tensor,
-    keys: gl.tuple,
-    values: gl.tuple,
-    n: gl.tensor,
-    first_tile: gl.tensor,
-    last: gl.tensor,
-    SHAPE: gl.constexpr,
+def skip(
+    queries: gl.tuple, rows_n: gl.tensor, keys: gl.tuple, values: gl.tuple, n: gl.tensor, key_tiles: gl.tensor
 ) -> None:
     """Release the fillings of an item that has no rows for this consumer."""
     await_ready(queries, rows_n)
     release(queries, rows_n)
-    for filling in range(n, n + last // SHAPE.keys + 1 - first_tile):
+    for filling in range(n, n + key_tiles):
         await_ready(keys, filling)
         release(keys, filling)
         await_ready(values, filling)
         release(values, filling)
 
 
+@gluon.constexpr_function
+def scores_layout(SHAPE: gl.constexpr) -> gl.NVMMADistributedLayout:
+    """Layout of the products [rows, keys] of a consumer's queries and a tile of keys."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.keys, 16])
+
+
 @gluon.jit
-def _attend(
+def attend(
     queries: gl.tuple,
     rows_n: gl.tensor,
     keys: gl.tuple,
     values: gl.tuple,
     n: gl.tensor,
-    first_position: gl.tensor,
-    consumer_position: gl.tensor,
-    first_tile: gl.tensor,
-    last: gl.tensor,
+    position: gl.tensor,
+    bounds: gl.tuple,
     scale: gl.tensor,
     DTYPE: gl.constexpr,
     SHAPE: gl.constexpr,
-) -> gl.tensor:
-    """Attention output [rows, padded_dim] of this consumer's rows of an item.
+) -> tuple[gl.tensor, gl.tensor, gl.tensor]:
+    """Mixed values [rows, padded_dim] of this consumer's rows of an item, not divided, their maxima and sums [rows].
 
-    The weights of a tile of keys meet their values one step later, while the softmax of the next tile runs. The
-    last tile of keys comes first. Tiles from `whole_until` on may hold keys after a row's position, those before
-    `whole_from` keys that have left a row's window.
+    The weights of a tile of keys meet their values one step later, while the softmax of the next tile runs.
+
+    Args:
+        position: [rows], in the layout of the rows of scores: the last key that each row sees.
+        bounds: tiles of keys: the first, the first and the one after the last of those whose keys all rows see, and the
+            last one, which comes first.
     """
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.keys, 16])
+    SCORES: gl.constexpr = scores_layout(SHAPE)
     MIXED: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.padded_dim, 16])
-    row = gl.arange(0, SHAPE.rows, layout=gl.SliceLayout(1, SCORES))
-    position = consumer_position + row // SHAPE.group
+    first_tile, whole_from, whole_until, last_tile = bounds
     maximum = gl.full([SHAPE.rows], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
     total = gl.zeros([SHAPE.rows], gl.float32, layout=gl.SliceLayout(1, SCORES))
     mixed = gl.zeros([SHAPE.rows, SHAPE.padded_dim], gl.float32, layout=MIXED)
-
-    last_tile = last // SHAPE.keys
-    whole_until = gl.minimum((first_position + 1) // SHAPE.keys, last_tile)
-    whole_from = first_tile
-    if SHAPE.window > 0:
-        whole_from = gl.minimum(gl.cdiv(gl.maximum(last - SHAPE.window + 1, 0), SHAPE.keys), whole_until)
 
     rows = await_ready(queries, rows_n)
     scores = warpgroup_mma_wait(0, [_start_scores(rows, await_ready(keys, n), SCORES, SHAPE)])
@@ -127,7 +126,7 @@ def _attend(
     release(queries, rows_n)
     mixed = warpgroup_mma_wait(0, [_start_mixing(weights, await_ready(values, n), mixed, SHAPE)])
     release(values, n)
-    return (mixed / gl.convert_layout(total, gl.SliceLayout(1, MIXED))[:, None]).to(DTYPE)
+    return mixed, maximum, total
 
 
 @gluon.jit

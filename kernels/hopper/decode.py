@@ -24,11 +24,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from kernels.attention_batch import AttentionBatch
-from kernels.attention_decode_plan import SHARE_FIELDS, decode_plan, part_space, share_begin
+from kernels.attention_decode_plan import decode_plan, part_space
+from kernels.attention_line import SHARE_FIELDS, share_begin
 from kernels.hopper.decode_copy import load_blocks, start_copies
 from kernels.hopper.decode_line import is_visible, next_place
 from kernels.hopper.decode_parts import arrive, leave_part, part_size
+from kernels.hopper.decode_prefix import add_pieces, load_first_piece, load_merge
 from kernels.hopper.decode_shape import DecodeShape, decode_shape
+from kernels.hopper.prefix import attend_to_prefixes, plan_prefixes
 from kernels.hopper.ring import thread_barrier
 
 # Measured on one H200 (all of it in benchmarks/results/tiles_decode.jsonl): microseconds of 1 sequence x 2048, 256 x
@@ -62,15 +65,19 @@ def decode_attention_hopper(
     block_size, kv_heads, head_dim = key_cache.shape[1:]
     shape = _shape(kv_heads, query.shape[1] // kv_heads, head_dim, block_size, sliding_window or 0)
     programs = _programs(query.device, shape)
+    prefix = None if sliding_window else plan_prefixes(query, key_cache, batch)
     plan = decode_plan(
         batch,
         kv_heads=kv_heads,
+        block_size=block_size,
         sliding_window=sliding_window,
         keys=shape.keys.value,
         programs=programs,
         fewest=_FEWEST_TILES,
+        prefix=prefix,
     )
-    # Programs may be launched before the kernel ahead has ended: the first thing that they do is to wait for that.
+    # Both plans come before: the programs below read theirs while the prefixes are still being attended to.
+    pieces = attend_to_prefixes(query, key_cache, value_cache, batch, prefix, scale=scale) if prefix else None
     _decode_kernel[(programs,)](
         output,
         query,
@@ -81,12 +88,14 @@ def decode_attention_hopper(
         plan.shares,
         plan.arrivals,
         part_space(query.device, programs * 2 * part_size(shape)),
+        (plan.merges, prefix.shares, pieces.mixed, pieces.statistics) if prefix and pieces else None,
         scale * math.log2(math.e),
         output.stride(0),
         query.stride(0),
-        batch.block_tables.stride(0),
         *key_cache.stride()[:3],
         SHAPE=shape,
+        PREFIX_PROGRAMS=prefix.programs if prefix else 0,
+        PREFIX_TOKENS=prefix.tokens if prefix else 0,
         num_warps=4,
         launch_pdl=True,
     )
@@ -105,8 +114,7 @@ def _shape(kv_heads: int, group: int, head_dim: int, block_size: int, window: in
     return decode_shape(kv_heads, group, head_dim, block_size, window)
 
 
-# The tables' width varies between batches: specialised on, it would compile the kernel again.
-@gluon.jit(do_not_specialize=["table_stride"])
+@gluon.jit
 def _decode_kernel(
     output: gl.tensor,
     query: gl.tensor,
@@ -117,26 +125,31 @@ def _decode_kernel(
     shares: gl.tensor,
     arrivals: gl.tensor,
     parts: gl.tensor,
+    prefix: gl.tuple,
     scale: gl.tensor,
     output_stride: gl.tensor,
     query_stride: gl.tensor,
-    table_stride: gl.tensor,
     block_stride: gl.tensor,
     slot_stride: gl.tensor,
     head_stride: gl.tensor,
     SHAPE: gl.constexpr,
+    PREFIX_PROGRAMS: gl.constexpr,
+    PREFIX_TOKENS: gl.constexpr,
 ) -> None:
     """One program walks its share of the line. `scale` includes log2(e).
 
     The tiles of one sequence and key/value head are a segment. One that lies within the share is written out. Of a
     cut one, every program leaves its part, and the last to arrive merges the parts, in their order along the line.
     A share cuts at most two: the segment in which it begins (part 0) and the one in which it ends (part 1).
+    The part with the end of a segment takes in what the launch ahead has found out about the prefixes of its sequence:
+    the results of that one are waited for only there.
     """
     DTYPE: gl.constexpr = query.dtype.element_ty
     TILES: gl.constexpr = gl.NVMMASharedLayout(128, 16, 3)
     ROWS: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     PRODUCT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHAPE.rows, 16])
-    gdc_wait()
+    if PREFIX_PROGRAMS == 0:
+        gdc_wait()
     program = gl.program_id(0)
     share = shares + program * SHARE_FIELDS
     quotient = gl.load(share)
@@ -164,11 +177,11 @@ def _decode_kernel(
 
     # Copies run ahead of the products: they have a place of their own, and look up its blocks a turn before.
     copied = place
-    blocks = load_blocks(block_tables, table_stride, copied, SHAPE)
+    blocks = load_blocks(block_tables, copied, SHAPE)
     for turn in gl.static_range(_STAGES - 1):
         if copied[0] < end:
             following = next_place(decodes, copied, SHAPE)
-            next_blocks = load_blocks(block_tables, table_stride, following, SHAPE)
+            next_blocks = load_blocks(block_tables, following, SHAPE)
             start_copies(buffers, turn, tensors, strides, copied, blocks, SHAPE)
             copied = following
             blocks = next_blocks
@@ -176,7 +189,15 @@ def _decode_kernel(
 
     stage = begin * 0
     maximum, total, mixed = _nothing_seen(PRODUCT, SHAPE)
+    if PREFIX_PROGRAMS > 0:
+        merge = load_merge(prefix, place[1])
     while place[0] < end:
+        position, index, head, tile, tiles, token, _, _ = place
+        ends = tile + 1 == tiles
+        if PREFIX_PROGRAMS > 0:
+            if ends:
+                gdc_wait()
+            first_piece = load_first_piece(prefix, merge, head, ends, PRODUCT, PREFIX_PROGRAMS, PREFIX_TOKENS, SHAPE)
         async_copy.wait_group(_STAGES - 2)
         thread_barrier()  # The tile is there for all threads, and none reads the tile before any more.
         fence_async_shared()  # The copies write as threads do; the tensor cores read through another proxy.
@@ -187,7 +208,7 @@ def _decode_kernel(
             before = gl.where(stage == 0, _STAGES - 1, stage - 1)
             start_copies(buffers, before, tensors, strides, copied, blocks, SHAPE)
             copied = next_place(decodes, copied, SHAPE)
-            blocks = load_blocks(block_tables, table_stride, copied, SHAPE)
+            blocks = load_blocks(block_tables, copied, SHAPE)
         async_copy.commit_group()
 
         weights = gl.exp2(scores * scale - new_maximum[None, :])
@@ -196,10 +217,13 @@ def _decode_kernel(
         total = total * decay + weights
         mixed = _mix(mixed * decay, weights, weight_rows, values.index(stage), SHAPE)
 
-        position, _, head, tile, tiles, token, _, _ = place
-        ends = tile + 1 == tiles
         if ends | (position + 1 == end):
             sums = gl.sum(total, 0)
+            if PREFIX_PROGRAMS > 0 and ends:
+                maximum, sums, mixed = add_pieces(
+                    maximum, sums, mixed, first_piece, prefix, merge, index, head,
+                    PREFIX_PROGRAMS, PREFIX_TOKENS, SHAPE,
+                )  # fmt: skip
             segment = position - tile
             if ends & (segment >= begin):
                 to = output + token.to(gl.int64) * output_stride + head * (SHAPE.group * SHAPE.head_dim)
@@ -209,7 +233,11 @@ def _decode_kernel(
                 arrive(output, arrivals, parts, place, segment, quotient, remainder, output_stride, SHAPE)
             maximum, total, mixed = _nothing_seen(PRODUCT, SHAPE)
         place = next_place(decodes, place, SHAPE)
+        if PREFIX_PROGRAMS > 0 and place[1] != index:
+            merge = load_merge(prefix, place[1])
         stage = gl.where(stage == _STAGES - 1, 0, stage + 1)
+    if PREFIX_PROGRAMS > 0:
+        gdc_wait()  # What follows this kernel relies on the one ahead, too.
 
 
 @gluon.jit

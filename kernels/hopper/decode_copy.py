@@ -18,14 +18,13 @@ def _copy_layout(SHAPE: gl.constexpr) -> gl.BlockedLayout:
 
 
 @gluon.jit
-def load_blocks(block_tables: gl.tensor, table_stride: gl.tensor, place: gl.tuple, SHAPE: gl.constexpr) -> gl.tensor:
+def load_blocks(block_tables: gl.tensor, place: gl.tuple, SHAPE: gl.constexpr) -> gl.tensor:
     """Ids of the blocks of the tile at `place`, [blocks]; no entry after that of the sequence's last key is read."""
     LAYOUT: gl.constexpr = _copy_layout(SHAPE)
-    _, _, _, _, _, _, table_row, context = place
-    table = block_tables + table_row.to(gl.int64) * table_stride
+    _, _, _, _, _, _, table_begin, context = place
     block = gl.arange(0, SHAPE.blocks, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
     entry = first_key(place, SHAPE) // SHAPE.block_size + block
-    return gl.load(table + gl.minimum(entry, gl.maximum(context - 1, 0) // SHAPE.block_size))
+    return gl.load(block_tables + table_begin + gl.minimum(entry, gl.maximum(context - 1, 0) // SHAPE.block_size))
 
 
 @gluon.jit

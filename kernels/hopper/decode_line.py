@@ -1,7 +1,7 @@
 """Places on the line of key tiles that `kernels.attention_decode_plan` deals out.
 
 A place is a tuple: position on the line, row of `decodes`, key/value head and tile, then the row's words (key tiles,
-query token, row of the block tables, context).
+query token, element of the block tables where its keys begin, number of keys).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 @gluon.jit
 def next_place(decodes: gl.tensor, place: gl.tuple, SHAPE: gl.constexpr) -> gl.tuple:
     """The place after `place`; after the last one that of a row of zeros."""
-    position, index, head, tile, tiles, token, table_row, context = place
+    position, index, head, tile, tiles, token, table_begin, context = place
     position += 1
     tile += 1
     if tile == tiles:
@@ -25,9 +25,9 @@ def next_place(decodes: gl.tensor, place: gl.tuple, SHAPE: gl.constexpr) -> gl.t
             entry = decodes + index * 4
             tiles = gl.load(entry)
             token = gl.load(entry + 1)
-            table_row = gl.load(entry + 2)
+            table_begin = gl.load(entry + 2)
             context = gl.load(entry + 3)
-    return position, index, head, tile, tiles, token, table_row, context
+    return position, index, head, tile, tiles, token, table_begin, context
 
 
 @gluon.jit

@@ -8,7 +8,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels.attention_decode_plan import share_owner
+from kernels.attention_line import share_owner
 from kernels.hopper.decode_shape import DecodeShape
 from kernels.hopper.ring import thread_barrier
 

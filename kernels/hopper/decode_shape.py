@@ -15,6 +15,8 @@ _FEWEST_ROWS = 8
 _MERGED_ELEMENTS = 4096
 """Elements of partial results that are merged at a time: with their statistics, 96 registers of each of 128 threads."""
 _MOST_MERGED_PARTS = 8
+_PIECE_ELEMENTS = 4096
+"""Elements of prefix pieces that are loaded at a time, rows of no query among them: 32 registers of each thread."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,20 @@ class DecodeShape:
     """Slots that a tile has in each of them."""
     merged_parts: gl.constexpr
     """Parts that are merged at a time."""
+    merged_pieces: gl.constexpr
+    """Pieces of shared prefixes that are merged at a time."""
 
 
 def decode_shape(kv_heads: int, group: int, head_dim: int, block_size: int, window: int) -> DecodeShape:
     """The shape for a model's heads, the cache's blocks, and a sliding window (0: none)."""
     padded_group, padded_dim = triton.next_power_of_2(group), triton.next_power_of_2(head_dim)
+    rows = max(padded_group, _FEWEST_ROWS)
     keys = max(_TILE_ELEMENTS // padded_dim, _FEWEST_KEYS)
     return DecodeShape(
         kv_heads=gl.constexpr(kv_heads),
         group=gl.constexpr(group),
         padded_group=gl.constexpr(padded_group),
-        rows=gl.constexpr(max(padded_group, _FEWEST_ROWS)),
+        rows=gl.constexpr(rows),
         head_dim=gl.constexpr(head_dim),
         padded_dim=gl.constexpr(padded_dim),
         block_size=gl.constexpr(block_size),
@@ -59,4 +64,5 @@ def decode_shape(kv_heads: int, group: int, head_dim: int, block_size: int, wind
         blocks=gl.constexpr(max(keys // block_size, 1)),
         slots=gl.constexpr(min(keys, block_size)),
         merged_parts=gl.constexpr(min(_MOST_MERGED_PARTS, _MERGED_ELEMENTS // (padded_group * padded_dim))),
+        merged_pieces=gl.constexpr(max(_PIECE_ELEMENTS // (rows * padded_dim), 1)),
     )

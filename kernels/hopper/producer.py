@@ -40,15 +40,15 @@ def produce(
         first_tile = first_key_tile(first_position, SHAPE)
         last_tile = last // SHAPE.keys
 
-        blocks = _load_blocks(table, last_tile, last, SHAPE)
-        _fill(keys, n, key_base, blocks, last_tile, last, block_stride, slot_stride, SHAPE)
-        _fill_queries(queries, turn, query, head, query_begin, tokens, query_stride, SHAPE)
+        blocks = load_blocks(table, last_tile, last, SHAPE)
+        fill(keys, n, key_base, blocks, last_tile, last, block_stride, slot_stride, SHAPE)
+        fill_queries(queries, turn, query, head, query_begin, tokens, query_stride, SHAPE)
         for key_tile in range(last_tile, first_tile - 1, -1):
-            next_blocks = _load_blocks(table, gl.maximum(key_tile - 1, 0), last, SHAPE)
-            _fill(values, n, value_base, blocks, key_tile, last, block_stride, slot_stride, SHAPE)
+            next_blocks = load_blocks(table, gl.maximum(key_tile - 1, 0), last, SHAPE)
+            fill(values, n, value_base, blocks, key_tile, last, block_stride, slot_stride, SHAPE)
             n += 1
             if key_tile > first_tile:
-                _fill(keys, n, key_base, next_blocks, key_tile - 1, last, block_stride, slot_stride, SHAPE)
+                fill(keys, n, key_base, next_blocks, key_tile - 1, last, block_stride, slot_stride, SHAPE)
             blocks = next_blocks
 
 
@@ -60,7 +60,7 @@ def _copy_layout(SHAPE: gl.constexpr) -> gl.BlockedLayout:
 
 
 @gluon.jit
-def _load_blocks(table: gl.tensor, key_tile: gl.tensor, last: gl.tensor, SHAPE: gl.constexpr) -> gl.tensor:
+def load_blocks(table: gl.tensor, key_tile: gl.tensor, last: gl.tensor, SHAPE: gl.constexpr) -> gl.tensor:
     """Ids of the blocks of a tile of keys, [blocks]; no entry after that of position `last` is read."""
     LAYOUT: gl.constexpr = _copy_layout(SHAPE)
     block = gl.arange(0, SHAPE.blocks, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
@@ -69,7 +69,7 @@ def _load_blocks(table: gl.tensor, key_tile: gl.tensor, last: gl.tensor, SHAPE: 
 
 
 @gluon.jit
-def _fill(
+def fill(
     ring: gl.tuple,
     n: gl.tensor,
     base: gl.tensor,
@@ -96,7 +96,7 @@ def _fill(
 
 
 @gluon.jit
-def _fill_queries(
+def fill_queries(
     ring: gl.tuple,
     turn: gl.tensor,
     query: gl.tensor,
