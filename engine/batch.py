@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.prefix_groups import PrefixSegments
 from engine.sequence import BlockChanges, SequenceTable, Slots
 
 
@@ -42,7 +44,9 @@ class Batch:
     (`engine.sequence.unread`). `query_start` int32 [sequences + 1] delimits the sequences, which run in
     `slots` int64 [sequences]; `context_lens` int32 [sequences] counts the keys each sees. Row `slot` of the
     block tables is that sequence's, once `block_changes` are applied. `sampled_tokens` int64 [rows] are the
-    indices into the tokens whose successor is drawn, for the slots `sampled_slots` int64 [rows].
+    indices into the tokens whose successor is drawn, for the slots `sampled_slots` int64 [rows]; several slots draw
+    from one token where the samples of a prompt part. `block_copies` int32 [2, copies] are blocks and those that
+    get what they hold, before anything is written. `prefixes` says which leading keys decodes have in common.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -56,13 +60,24 @@ class Batch:
     sampled_tokens: npt.NDArray[np.int64]
     sampled_slots: Slots
     sampling: SamplingBatch
+    block_copies: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty((2, 0), np.int32))
+    prefixes: PrefixSegments | None = None
 
 
-def build_batch(table: SequenceTable, slots: Slots, counts: npt.NDArray[np.int64]) -> Batch:
+def build_batch(
+    table: SequenceTable,
+    slots: Slots,
+    counts: npt.NDArray[np.int64],
+    *,
+    forks: Sequence[tuple[int, int]] = (),
+    copies: Sequence[tuple[int, int]] = (),
+    prefixes: PrefixSegments | None = None,
+) -> Batch:
     """The batch in which each of `slots` computes its next `counts` tokens.
 
     `slots` must list single-token sequences first. A sequence is sampled if its last known token is
-    computed; the sampled rows keep the order of `slots`. Takes the table's block changes.
+    computed; the sampled rows keep the order of `slots`, and those of `forks` come last: (slot, slot of a sample
+    that parts from it). `copies` are (block, block that gets what it holds). Takes the table's block changes.
     """
     starts = table.num_computed[slots]
     ends = starts + counts
@@ -75,6 +90,13 @@ def build_batch(table: SequenceTable, slots: Slots, counts: npt.NDArray[np.int64
         token_slots, positions = np.repeat(slots, counts), np.repeat(starts, counts) + within
     block, offset = np.divmod(positions, table.block_size)
     sampled = ends == table.num_tokens[slots]
+    sampled_tokens, sampled_slots = query_start[1:][sampled] - 1, slots[sampled]
+    if forks:
+        leaders, samples = np.array(forks, np.int64).T
+        by_slot = np.argsort(slots)
+        places = by_slot[np.searchsorted(slots, leaders, sorter=by_slot)]
+        sampled_tokens = np.concatenate((sampled_tokens, query_start[places + 1] - 1))
+        sampled_slots = np.concatenate((sampled_slots, samples))
     return Batch(
         token_ids=table.tokens[token_slots, positions],
         positions=positions,
@@ -84,9 +106,11 @@ def build_batch(table: SequenceTable, slots: Slots, counts: npt.NDArray[np.int64
         slots=slots,
         num_decodes=num_decodes,
         block_changes=table.take_block_changes(),
-        sampled_tokens=query_start[1:][sampled] - 1,
-        sampled_slots=slots[sampled],
-        sampling=_sampling_batch(table, slots[sampled]),
+        sampled_tokens=sampled_tokens,
+        sampled_slots=sampled_slots,
+        sampling=_sampling_batch(table, sampled_slots),
+        block_copies=np.array(copies, np.int32).reshape(-1, 2).T,
+        prefixes=prefixes,
     )
 
 

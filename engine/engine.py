@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.admission import AdmissionRule
 from engine.batch import build_batch
 from engine.block_pool import BlockPool
-from engine.executor import Drawn, Executor, LaunchedStep
+from engine.executor import DeviceOutOfMemoryError, Drawn, Executor, LaunchedStep
 from engine.prefix_index import PrefixIndex
 from engine.request import Completion, FinishReason, Request, TokenIds
 from engine.scheduler import Drawing, Limits, Schedule, Scheduler
@@ -50,7 +53,11 @@ class Engine:
     `num_blocks` blocks of `block_size` tokens bound what can run; `max_model_len` is lowered to what
     the pool holds, so that any single sequence fits. `decode` turns output ids into text and is needed
     for stop strings only. With `async_steps`, a step is launched before the tokens of the one before it
-    are read; a sequence that turns out to have ended drops the token computed past its end. Not thread-safe.
+    are read; a sequence that turns out to have ended drops the token computed past its end. `admission` is "planned"
+    (as many run as the pool is expected to hold until they end), "greedy" (as many as it holds now, less a watermark)
+    or "reserve" (as many as it holds at their greatest lengths). `smaller_pool` is
+    called once if the device runs out of memory: it gives up the executor's blocks and makes another one with fewer
+    blocks, whose number it returns, too. Not thread-safe.
     """
 
     def __init__(
@@ -61,21 +68,27 @@ class Engine:
         num_blocks: int,
         block_size: int,
         prefix_cache: bool = True,
+        group_prefixes: bool = False,
         async_steps: bool = False,
+        admission: AdmissionRule = "planned",
         end_token_ids: tuple[int, ...] = (),
         decode: Decode | None = None,
+        smaller_pool: Callable[[], tuple[Executor, int]] | None = None,
     ) -> None:
-        limits = Limits(limits.max_seqs, limits.max_batch_tokens, min(limits.max_model_len, num_blocks * block_size))
         self.limits = limits
         self._executor = executor
         self._decode = decode
-        self._index = PrefixIndex(num_blocks, block_size)
-        self._pool = BlockPool(num_blocks, self._index)
-        self._table = SequenceTable(limits.max_seqs, block_size, end_token_ids)
-        self._scheduler = Scheduler(self._table, self._pool, self._index, limits, prefix_cache=prefix_cache)
+        self._block_size = block_size
+        self._end_token_ids = end_token_ids
+        self._make_scheduler = partial(
+            Scheduler, prefix_cache=prefix_cache, group_prefixes=group_prefixes, admission=admission
+        )
+        self._smaller_pool = smaller_pool
+        self._make_pool(num_blocks)
         self._refused: list[Completion] = []
         self._depth = 1 if async_steps else 0  # steps that stay unread between two calls
         self._launched: deque[_Launched] = deque()
+        self._added = 0  # requests
         self._steps = 0
         self._last_read_us = 0
 
@@ -93,13 +106,14 @@ class Engine:
         return bool(self.num_running or self.num_waiting or self._refused or self._launched)
 
     def add(self, request: Request) -> None:
-        """Queue a request; one that can never run comes back from the next step as an error.
+        """Queue a request; one that can never run comes back from the next step as an error for each sample.
 
         Raises ValueError if it has stop strings and the engine was made without `decode`.
         """
-        sequence = Sequence(request)
+        sequence = Sequence(request, self._added, forks=request.samples - 1)
+        self._added += 1
         if problem := self._problem(request):
-            self._refused.append(_error(sequence, sequence.output, problem))
+            self._refused += [_error(each, each.output, problem) for each in _every_sample(sequence)]
             return
         if request.sampling.stop:
             if self._decode is None:
@@ -111,8 +125,16 @@ class Engine:
         """Launch a step and read the tokens of one.
 
         If the executor raises, every running sequence goes back to waiting, nothing unwritten stays
-        in the prefix index, and the exception is passed on.
+        in the prefix index, and the exception is passed on. The first time that the device is out of memory, the
+        step happens with a smaller block pool instead, if the engine was told how to make one.
         """
+        with suppress(DeviceOutOfMemoryError) if self._smaller_pool is not None else nullcontext():
+            return self._step()
+        # The exception is gone, and with it what its frames held on the device.
+        self._shrink_pool()
+        return self._step()
+
+    def _step(self) -> StepResult:
         begin, waited = time.perf_counter_ns(), 0
         launched = self._launch()
         completions: list[Completion] = []
@@ -122,6 +144,29 @@ class Engine:
             completions, stats = self._read(self._launched.popleft(), drawn)
         refused, self._refused = self._refused, []
         return StepResult(refused + completions, stats, (time.perf_counter_ns() - begin - waited) // 1000)
+
+    def _make_pool(self, num_blocks: int) -> None:
+        """Begin with `num_blocks` free blocks and nothing that waits or runs."""
+        size, limits = self._block_size, self.limits
+        limits = Limits(limits.max_seqs, limits.max_batch_tokens, min(limits.max_model_len, num_blocks * size))
+        self.limits = limits
+        self._index = PrefixIndex(num_blocks, size)
+        self._pool = BlockPool(num_blocks, self._index)
+        self._table = SequenceTable(limits.max_seqs, size, self._end_token_ids)
+        self._scheduler = self._make_scheduler(self._table, self._pool, self._index, limits)
+
+    def _shrink_pool(self) -> None:
+        """Go on with a smaller pool, in which nothing is cached; rows too long for it become errors."""
+        assert self._smaller_pool is not None
+        waiting = self._scheduler.waiting
+        self._executor, num_blocks = self._smaller_pool()
+        self._smaller_pool = None
+        self._make_pool(num_blocks)
+        for sequence in waiting:
+            if problem := self._problem(sequence.request):
+                self._refused += [_error(each, each.output, problem) for each in _every_sample(sequence)]
+            else:
+                self._scheduler.waiting.append(sequence)
 
     def cancel(self) -> list[Request]:
         """Drop all requests, running and waiting, and free their blocks; what was dropped, in order."""
@@ -136,7 +181,15 @@ class Engine:
             return False
         stats = self._stats_at_launch(schedule, started, self._pool.evictions - evicted)
         try:
-            step = self._executor.launch(build_batch(self._table, schedule.slots, schedule.counts))
+            batch = build_batch(
+                self._table,
+                schedule.slots,
+                schedule.counts,
+                forks=schedule.forks,
+                copies=schedule.copies,
+                prefixes=schedule.prefixes,
+            )
+            step = self._executor.launch(batch)
         except BaseException:
             self._abandon(schedule)
             raise
@@ -187,6 +240,9 @@ class Engine:
             blocks_cached=self._pool.cached,
             blocks_free=self._pool.free,
             slack_tokens=schedule.slack_tokens,
+            shared_blocks=int(self._table.num_blocks[self._table.running].sum()) - self._pool.live,
+            duplicate_blocks=schedule.duplicate_blocks,
+            copied_blocks=len(schedule.copies),
             evictions=evictions,
             preemptions=schedule.preemptions,
             gpu_allocated_bytes=allocated,
@@ -196,6 +252,8 @@ class Engine:
     def _problem(self, request: Request) -> str | None:
         """Why a request can never run, or None."""
         length, limit = len(request.token_ids), self.limits.max_model_len - 1
+        if request.samples > self.limits.max_seqs:
+            return f"{request.samples} samples, and at most max_seqs {self.limits.max_seqs} run at a time"
         if not length:
             return "the prompt has no tokens"
         if length > limit:
@@ -229,13 +287,14 @@ class Engine:
         table = self._table
         table.read(slots, positions, token_ids)
         stop_at = self._match_stop_strings(slots, token_ids)
-        stopped = (table.stop_ids[slots] == token_ids[:, None]).any(axis=1)
+        stopped = (table.stop_ids[slots] == token_ids[:, None]).any(axis=1) | (positions + 1 >= table.stop_total[slots])
         if stop_at:
             stopped |= np.isin(slots, list(stop_at))
         ended = stopped | (positions + 1 >= table.token_limit[slots])
         if not ended.any():
             return []
         table.num_tokens[slots[ended]] = positions[ended] + 1  # a token drawn after its end does not count
+        self._scheduler.record_ends(slots[ended], stopped[ended])
         completions = []
         for slot, by_stop in zip(slots[ended].tolist(), stopped[ended].tolist(), strict=True):
             reason: FinishReason = "stop" if by_stop else "length"
@@ -295,6 +354,10 @@ def _completion(
         error=error,
         stop_at=stop_at,
     )
+
+
+def _every_sample(sequence: Sequence) -> list[Sequence]:
+    return [sequence, *(sequence.fork() for _ in range(sequence.forks))]
 
 
 def _error(sequence: Sequence, output: TokenIds, problem: str) -> Completion:

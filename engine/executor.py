@@ -19,6 +19,10 @@ class Drawn:
     failed: npt.NDArray[np.bool_]
 
 
+class DeviceOutOfMemoryError(RuntimeError):
+    """The device had no memory left for a step, which did not happen."""
+
+
 class LaunchedStep(Protocol):
     """A batch that is being computed."""
 
@@ -34,7 +38,7 @@ class Executor(Protocol):
     """
 
     def launch(self, batch: Batch) -> LaunchedStep:
-        """Start a batch. At most one other may be launched and not waited for."""
+        """Start a batch. At most one other may be launched and not waited for. Raises DeviceOutOfMemoryError."""
         ...
 
     def memory(self) -> tuple[int, int]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_COPIED_AT_ONCE = 16
+"""Blocks: 32 MiB of Llama-3.1-8B's."""
+
 
 @dataclass(frozen=True)
 class KVCacheShape:
@@ -44,3 +47,11 @@ class KVCache:
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Key and value cache of one layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
         return self._storage[index, 0], self._storage[index, 1]
+
+    def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
+        """Let blocks `targets` int64 [copies] hold what `sources` int64 [copies] hold, in every layer.
+
+        No block may be in both. A few at a time, since each part is gathered before it is written.
+        """
+        for source, target in zip(sources.split(_COPIED_AT_ONCE), targets.split(_COPIED_AT_ONCE), strict=True):
+            self._storage[:, :, target] = self._storage[:, :, source]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +20,10 @@ from engine.step_graphs import MOST_TOKENS
 GPU_RESERVE_BYTES = 1 << 30
 """Left free on a GPU: the allocator's rounding, the driver's own growth, kernels loaded later."""
 CPU_POOL_BYTES = 1 << 30
+MOST_STEP_SHARE = 0.25
+"""Of the memory that steps and the pool have together: larger steps are halved, as sequences need the room more."""
+FEWEST_BATCH_TOKENS = 1024
+"""Steps are not made smaller than this: matrix products of fewer rows leave most of a GPU idle."""
 
 
 class OutOfMemoryError(RuntimeError):
@@ -50,6 +55,32 @@ class MemoryPlan:
         return f"{sizes}: {self.num_blocks} blocks"
 
 
+def plan_steps(
+    plan: Callable[[Limits], MemoryPlan], limits: Limits, *, choose_tokens: bool, choose_seqs: bool
+) -> tuple[Limits, MemoryPlan]:
+    """The `plan` for `limits`, or for smaller ones where they leave too little to the pool.
+
+    `choose_tokens` allows fewer tokens a step, `choose_seqs` fewer sequences: no more run than there are blocks.
+    Raises OutOfMemoryError where nothing fits.
+    """
+    while True:
+        smaller = max(limits.max_batch_tokens // 2, limits.max_seqs, FEWEST_BATCH_TOKENS)
+        can_shrink = choose_tokens and smaller < limits.max_batch_tokens
+        try:
+            found = plan(limits)
+        except (OutOfMemoryError, torch.OutOfMemoryError) as error:
+            if not can_shrink:
+                raise OutOfMemoryError(str(error)) from error
+        else:
+            steps = found.activations + found.graphs
+            if not can_shrink or steps <= MOST_STEP_SHARE * (steps + found.pool):
+                break
+        limits = replace(limits, max_batch_tokens=smaller)
+    if choose_seqs:
+        limits = replace(limits, max_seqs=min(limits.max_seqs, found.num_blocks))
+    return limits, found
+
+
 def plan_memory(
     model: Decoder,
     shape: KVCacheShape,
@@ -58,11 +89,12 @@ def plan_memory(
     *,
     kv_memory: int | None,
     graphs: bool = False,
+    grouped: bool = False,
 ) -> MemoryPlan:
     """Size the block pool for `model`, whose weights are loaded.
 
-    On a GPU the pool gets what is free now less the measured peak of a full-size step, the captured
-    `graphs` and a reserve; on a CPU `CPU_POOL_BYTES`. `kv_memory` (bytes) is taken as given instead.
+    On a GPU the pool gets what is free now less the measured peak of a full-size step, the captured `graphs` (with
+    those of `grouped` steps) and a reserve; on a CPU `CPU_POOL_BYTES`. `kv_memory` (bytes) is taken as given instead.
     Raises OutOfMemoryError if not even one block fits or if `kv_memory` is more than there is.
     """
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -70,7 +102,7 @@ def plan_memory(
     if device.type == "cuda":
         activations = _measure_activations(model, shape, limits, sampling)
         graph_tokens = _measure_steps(model, shape, limits) if graphs else 0
-        captured = _measure_graphs(model, shape, limits, sampling, graph_tokens) if graphs else 0
+        captured = _measure_graphs(model, shape, limits, sampling, graph_tokens, grouped) if graphs else 0
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         reserve = GPU_RESERVE_BYTES
@@ -115,19 +147,22 @@ def _measure_steps(model: Decoder, shape: KVCacheShape, limits: Limits) -> int:
     return ModelRunner(model, cache, limits, graph_tokens=MOST_TOKENS).largest_graph()
 
 
-def _measure_graphs(model: Decoder, shape: KVCacheShape, limits: Limits, sampling: Sampling, graph_tokens: int) -> int:
-    """Bytes that all graphs take, from what some do: the largest of either kind make the memory that all share."""
+def _measure_graphs(
+    model: Decoder, shape: KVCacheShape, limits: Limits, sampling: Sampling, graph_tokens: int, grouped: bool
+) -> int:
+    """Bytes that all graphs take, from what some do: the largest of every kind make the memory that all share."""
     device = next(model.parameters()).device
     torch.cuda.empty_cache()
     free = [torch.cuda.mem_get_info(device)[0]]
     cache = KVCache(shape, 1, device)
-    runner = ModelRunner(model, cache, limits, graph_tokens=graph_tokens, filtered=sampling.filtered)
+    runner = ModelRunner(model, cache, limits, graph_tokens=graph_tokens, filtered=sampling.filtered, grouped=grouped)
     assert runner.graphs is not None
-    for part in (slice(0, 2), slice(2, 3)):
+    kinds = runner.graphs.num_kinds
+    for part in (slice(0, kinds), slice(kinds, kinds + 1)):
         runner.capture(part)
         torch.cuda.empty_cache()
         free.append(torch.cuda.mem_get_info(device)[0])
-    return free[0] - free[1] + (runner.graphs.count - 3) * max(0, free[1] - free[2])
+    return free[0] - free[1] + (runner.graphs.count - kinds) * max(0, free[1] - free[2])
 
 
 def _largest_batch(block_size: int, limits: Limits, sampling: Sampling) -> Batch:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.executor import Drawn
+from engine.executor import DeviceOutOfMemoryError, Drawn
 from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
+from engine.prefix_groups import PrefixSegments
 from engine.scheduler import Limits
 from engine.sequence import Slots
 from engine.step_graphs import GraphKey, StepGraphs
 from engine.step_inputs import StepInputs, exact_shape
 from engine.upload import STAGES, Upload
 from kernels.attention import AttentionBatch
+from kernels.attention_batch import SharedPrefixes
+from kernels.attention_grouping import grouping_pays
 from kernels.page_locked import copy_page_locked
 from kernels.sampling import SamplingSettings, sample_tokens
 from kernels.step_start import start_step
 
+_OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")
+"""What CUDA and its libraries say if an allocation of theirs fails."""
 SAMPLED_ROWS_AT_ONCE = 512
 """Rows whose logits exist at the same time: bounds the sampler's memory at a large vocabulary."""
 
@@ -33,7 +38,8 @@ class ModelRunner:
     every slot, which the next step reads without the host. `vocab_limit` is the number of ids the tokenizer
     knows: a head is often padded beyond it, and those ids must never be drawn. Steps of up to `graph_tokens` run from
     CUDA graphs once `capture` was called; `filtered` says whether their rows may draw from a part of the
-    vocabulary only (top-k, top-p, min-p), which takes kernels of its own.
+    vocabulary only (top-k, top-p, min-p), which takes kernels of its own, and `grouped` whether there are graphs in
+    which decodes read the prefixes that they share once.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class ModelRunner:
         vocab_limit: int | None = None,
         graph_tokens: int = 0,
         filtered: bool = False,
+        grouped: bool = False,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -55,14 +62,15 @@ class ModelRunner:
         self._tables_shape = (limits.max_seqs + 1, -(-limits.max_model_len // cache.block_size))
         self._block_tables = torch.zeros(self._tables_shape, dtype=torch.int32, device=self._device)
         self._last_tokens = torch.zeros(limits.max_seqs + 1, dtype=torch.int32, device=self._device)
-        self._upload = Upload(self._device)
+        # Each sends once a step at most, so that what a step under way reads is not written again.
+        self._upload, self._upload_pairs, self._upload_copies = (Upload(self._device) for _ in range(3))
         self._results = _Results(self._last_tokens)
         self._turn = 0
         self.graphs: StepGraphs | None = None
         if graph_tokens:
-            self.graphs = StepGraphs(limits, graph_tokens, self._tables_shape, self._device)
-            size = (self.graphs.keys[0].tokens, model.config.hidden_size)
-            self._hidden = torch.zeros(size, dtype=model.embed_tokens.dtype, device=self._device)
+            self.graphs = StepGraphs(limits, graph_tokens, self._tables_shape, self._device, grouped=grouped)
+        size = (self.graphs.keys[0].tokens if self.graphs else 0, model.config.hidden_size)
+        self._hidden = torch.zeros(size, dtype=model.embed_tokens.dtype, device=self._device)
 
     @torch.inference_mode()
     def capture(self, part: slice = slice(None)) -> None:
@@ -76,16 +84,35 @@ class ModelRunner:
         """The most tokens of a step that should be captured, of those that may be; 0 if none may."""
         return 0 if self.graphs is None else self.graphs.largest_worthwhile(self._compute_captured)
 
-    @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedBatch:
-        """Start computing the batch's tokens and drawing the successors of its sampled ones."""
+        """Start computing the batch's tokens and drawing the successors of its sampled ones.
+
+        Raises DeviceOutOfMemoryError.
+        """
+        try:
+            return self._launch(batch)
+        except RuntimeError as error:  # torch.OutOfMemoryError, and what libraries make of it
+            if isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in _OUT_OF_MEMORY):
+                raise DeviceOutOfMemoryError(str(error)) from None
+            raise
+
+    def release(self) -> None:
+        """Give back the memory of the cache and the graphs; nothing can be launched after it."""
+        del self._cache, self.graphs, self._hidden
+
+    @torch.inference_mode()
+    def _launch(self, batch: Batch) -> LaunchedBatch:
         self._turn = (self._turn + 1) % STAGES
+        if batch.block_copies.size:
+            self._copy_blocks(batch)
+        if batch.prefixes is not None and not self._grouping_pays(batch.prefixes):
+            batch = replace(batch, prefixes=None)
         if not self._replay_decodes(batch):
             rows = len(batch.sampled_tokens)
             hidden, inputs = self._hidden_states(batch)
             suppressed = inputs.suppressed
             if len(suppressed) < len(batch.sampling.suppressed):
-                suppressed = self._upload.send([batch.sampling.suppressed])[0]
+                suppressed = self._upload_pairs.send([batch.sampling.suppressed])[0]
             settings = _settings(inputs, rows, suppressed, filtered=batch.sampling.filtered)
             self._draw(hidden[inputs.sampled_tokens[:rows]], settings, inputs.sampled_slots[:rows])
             self._results.fetch(self._turn)
@@ -109,6 +136,22 @@ class ModelRunner:
             return False
         self.graphs.run(key, batch, self._turn)
         return True
+
+    def _copy_blocks(self, batch: Batch) -> None:
+        sources, targets = self._upload_copies.send([*batch.block_copies.astype(np.int64)])
+        self._cache.copy_blocks(sources, targets)
+
+    def _grouping_pays(self, prefixes: PrefixSegments) -> bool:
+        config = self._model.config
+        return grouping_pays(
+            saved_keys=prefixes.saved_keys,
+            members=prefixes.num_members,
+            distinct_keys=prefixes.distinct_keys,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            itemsize=self._cache.shape.dtype.itemsize,
+        )
 
     def _hidden_states(self, batch: Batch) -> tuple[Tensor, StepInputs]:
         """Hidden states of all tokens of a batch, [tokens, hidden], from a graph where there is one."""
@@ -152,6 +195,9 @@ class ModelRunner:
             num_decodes=num_decodes,
             max_query_len=max_query_len,
             max_context_len=self._max_context_len,
+            prefixes=SharedPrefixes(inputs.segments, inputs.own_start, inputs.own_segments)
+            if len(inputs.segments)
+            else None,
         )
         return self._model(hidden, inputs.positions, self._cache, layout, inputs.slot_mapping, out=out)
 

@@ -70,6 +70,14 @@ class PrefixIndex:
         """Whether no indexed block continues `block`."""
         return not self._children[block]
 
+    def are_leaves(self, blocks: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """Which of `blocks` no indexed block continues."""
+        return self._children[blocks] == 0
+
+    def before(self, blocks: BlockIds) -> int:
+        """The indexed block before the first of `blocks` (in sequence order) that is indexed, or ROOT."""
+        return next((key.parent for block in map(int, blocks) if (key := self._keys[block]) is not None), ROOT)
+
     def parent(self, block: int) -> int:
         """The indexed block before `block`, or ROOT. Raises KeyError if `block` is not indexed."""
         key = self._keys[block]

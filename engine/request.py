@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,13 +47,27 @@ class Sampling:
             raise ValueError(f"max_tokens {self.max_tokens} must be 1 or more, and stop strings {self.stop} not empty")
 
 
+class Reuse(NamedTuple):
+    """A later use of a prompt's K/V: `distance` requests after it comes one with the same first `tokens` tokens."""
+
+    tokens: int
+    distance: int
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One prompt to complete.
 
     `row_id` is the row's ordinal in the whole source; `token_ids` is int32 [prompt tokens]. `draw_id`
     is what the row is called by the random generator: the row id, unless the source has ids of its own
-    that stay with a row wherever it stands.
+    that stay with a row wherever it stands. `samples` completions are drawn, from `sample` on: they share the
+    blocks of the prompt, which is computed once. `reuse` is what is known of later requests, in the order in
+    which they are added: for ever more leading tokens, the first one that shares them. What it does not name is
+    taken as needed by none. Rows of a `group` are likely to get outputs of like lengths. `stop_after` output tokens end
+    a sequence as an end token would; nothing but the check for its end looks at it, so that the engine does not know
+    how long the sequence will be.
+
+    Raises ValueError for `stop_after` below 1 or a negative `group`.
     """
 
     row_id: int
@@ -61,6 +75,16 @@ class Request:
     sampling: Sampling
     sample: int = 0
     draw_id: int | None = None
+    samples: int = 1
+    reuse: tuple[Reuse, ...] = ()
+    group: int | None = None
+    stop_after: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.stop_after is not None and self.stop_after < 1:
+            raise ValueError(f"stop_after {self.stop_after} must be 1 or more")
+        if self.group is not None and self.group < 0:
+            raise ValueError(f"group {self.group} must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

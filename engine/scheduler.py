@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.admission import Admission
+from engine.admission import AdmissionRule, make_admission
 from engine.block_pool import BlockPool, Blocks
+from engine.occupancy_forecast import Newcomer
+from engine.output_lengths import NO_GROUP
+from engine.prefix_groups import PrefixSegments, prefix_segments
 from engine.prefix_index import BlockState, PrefixIndex
 from engine.sequence import Sequence, SequenceTable, Slots
+from engine.victim import choose_victim
 
 Counts = npt.NDArray[np.int64]
 
@@ -48,6 +53,20 @@ class Admitted:
     computed_before: int
 
 
+class Fork(NamedTuple):
+    """A sample that parts from another one with the step that computes the end of their prompt."""
+
+    leader: int
+    slot: int
+
+
+class BlockCopy(NamedTuple):
+    """A block that holds what another one holds, for a sequence that writes into it."""
+
+    source: int
+    target: int
+
+
 @dataclass(slots=True)
 class Schedule:
     """One step: the next `counts` tokens of `slots` (single-token sequences first), and what that means."""
@@ -62,8 +81,12 @@ class Schedule:
     cached_tokens: int = 0
     inflight_hit_tokens: int = 0
     slack_tokens: int = 0
+    duplicate_blocks: int = 0
     admitted: list[Admitted] = field(default_factory=list)
     filling: list[Blocks] = field(default_factory=list)  # blocks that the step completes
+    forks: list[Fork] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)  # to be made before the step writes
+    prefixes: PrefixSegments | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +102,7 @@ class Scheduler:
 
     There is no prefill or decode phase: every running sequence computes its known but uncomputed
     tokens, one when it decodes and a chunk of its prompt otherwise, under one token budget.
-    Preemption takes the sequence admitted last, before anything of the step is scheduled; a sequence
+    Preemption takes the sequence that wastes least, before anything of the step is scheduled; a sequence
     whose blocks others count on in this step therefore cannot be preempted in it.
 
     Steps may be scheduled before the tokens of the ones before are read: they run in order on the device,
@@ -87,7 +110,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, table: SequenceTable, pool: BlockPool, index: PrefixIndex, limits: Limits, *, prefix_cache: bool = True
+        self,
+        table: SequenceTable,
+        pool: BlockPool,
+        index: PrefixIndex,
+        limits: Limits,
+        *,
+        prefix_cache: bool = True,
+        group_prefixes: bool = False,
+        admission: AdmissionRule = "planned",
     ) -> None:
         self.waiting: deque[Sequence] = deque()
         self._table = table
@@ -95,7 +126,8 @@ class Scheduler:
         self._index = index
         self._limits = limits
         self._prefix_cache = prefix_cache
-        self._admission = Admission.for_pool(pool.total)
+        self._group_prefixes = group_prefixes
+        self._admission = make_admission(admission, table, pool.total)
         self._block_size = index.block_size
 
     def schedule(self, *, may_preempt: bool = True) -> Schedule | None:
@@ -106,22 +138,27 @@ class Scheduler:
         """
         preemptions = 0
         growing = self._table.growing()
-        while len(short := self._short_of_a_block(growing)) > self._pool.available:
+        while len(short := self._short_of_a_block(growing)) + len(parting := self._parting(growing)) > (
+            self._pool.available
+        ):
             if not may_preempt:
                 return None
-            self._preempt(int(self._table.running[-1]))
+            self._give_way(choose_victim(self._table, len(short) + len(parting) - self._pool.available))
             preemptions += 1
             growing = self._table.growing()
         self._table.append_block(short, self._pool.allocate(len(short)))
+        copies = self._part(parting)
+        self._table.shares_tail[growing] = False
         step = self._continue_running(growing)
-        step.preemptions = preemptions
+        step.preemptions, step.copies = preemptions, copies
         self._account(step, step.slots, step.counts)
         if not preemptions:
             self._admit_waiting(step)
         if not len(step.slots):
             return None
         self._put_decodes_first(step)
-        step.running = len(growing) + len(step.admitted)
+        self._fork(step)
+        step.running = len(growing) + len(step.admitted) + len(step.forks)
         running = self._table.running
         spare = self._table.num_blocks[running] * self._block_size - self._table.num_tokens[running]
         step.slack_tokens = int(np.maximum(spare, 0).sum())  # the last token of a sequence never takes a slot
@@ -129,8 +166,9 @@ class Scheduler:
 
     def launched(self, step: Schedule) -> Drawing:
         """Record that the step is on its way: its K/V count as written, its draws as known but unread."""
-        table, slots = self._table, step.slots
-        table.num_computed[slots] += step.counts
+        table = self._table
+        table.num_computed[step.slots] += step.counts
+        slots = np.append(step.slots, [fork.slot for fork in step.forks]).astype(np.int64)
         for blocks in step.filling:
             self._index.mark(blocks, BlockState.FILLING, BlockState.WRITTEN)
         drawing = slots[table.num_computed[slots] == table.num_tokens[slots]]
@@ -171,6 +209,10 @@ class Scheduler:
             self.waiting.appendleft(sequence)
         return sequence
 
+    def record_ends(self, slots: Slots, stopped: npt.NDArray[np.bool_]) -> None:
+        """Let admission learn from sequences that end: where `stopped` of their own accord, else at their limit."""
+        self._admission.record_ends(slots, stopped)
+
     def fail(self, slot: int) -> bool:
         """Let nobody find the blocks of a sequence whose K/V cannot be trusted; whether that is its end.
 
@@ -193,18 +235,55 @@ class Scheduler:
                 found = self._index.match(sequence.tokens, len(sequence.tokens) // self._block_size)
                 self._pool.forget(found[len(sequence.request.token_ids) // self._block_size :])
         self.waiting.clear()
+        self._pool.drop_plans()
         return running + waiting
+
+    def _parting(self, growing: Slots) -> list[int]:
+        """Samples that write into a block which they still share; the last one of each block keeps it."""
+        parting: list[int] = []
+        holders: dict[int, int] = {}
+        for slot in growing[self._table.shares_tail[growing]].tolist():
+            tail = int(self._table.held_blocks(slot)[-1])
+            left = holders.get(tail, self._pool.references(tail))
+            holders[tail] = left - 1
+            if left > 1:
+                parting.append(slot)
+        return parting
+
+    def _part(self, parting: list[int]) -> list[BlockCopy]:
+        """Give each of `parting` a block of its own for its last tokens."""
+        targets = self._pool.allocate(len(parting)).tolist()
+        sources = [self._table.replace_tail(slot, block) for slot, block in zip(parting, targets, strict=True)]
+        for source in sources:
+            self._pool.release(np.array([source], np.int32))
+        return [BlockCopy(source, target) for source, target in zip(sources, targets, strict=True)]
+
+    def _fork(self, step: Schedule) -> None:
+        """Give the samples of prompts that the step computes to their ends slots of their own."""
+        if not self._table.forks:
+            return
+        ends = self._table.num_computed[step.slots] + step.counts == self._table.num_tokens[step.slots]
+        for leader in step.slots[ends].tolist():
+            for _ in range(self._table.sequence(leader).forks):
+                slot = self._table.fork(leader)
+                self._pool.acquire(self._table.held_blocks(slot))
+                step.forks.append(Fork(leader, slot))
 
     def _short_of_a_block(self, growing: Slots) -> Slots:
         return growing[self._table.num_tokens[growing] > self._table.num_blocks[growing] * self._block_size]
+
+    def _give_way(self, slot: int) -> None:
+        self._table.sequence(slot).preemptions += 1
+        self._preempt(slot)
 
     def _preempt(self, slot: int) -> None:
         """Take a running sequence's blocks; it goes first in line and computes again what is not cached by then."""
         table = self._table
         held = table.held_blocks(slot)
-        if self._prefix_cache and not table.sequence(slot).alone:
+        shares = self._prefix_cache and not table.sequence(slot).alone
+        if shares:
             self._index_generated(slot, held)
-        self._pool.release(held)
+        self._pool.release(held, returning=shares)
         self.waiting.appendleft(table.remove(slot))
 
     def _index_generated(self, slot: int, held: Blocks) -> None:
@@ -236,10 +315,11 @@ class Scheduler:
         return step
 
     def _admit_waiting(self, step: Schedule) -> None:
+        self._admission.begin_step()
         budget = self._limits.max_batch_tokens - int(step.counts.sum())
         slots: list[int] = []
         counts: list[int] = []
-        while self.waiting and budget and len(self._table) < self._limits.max_seqs:
+        while self.waiting and budget and self._slots_left > self.waiting[0].forks:
             slot = self._try_admit(self.waiting[0], step)
             if slot is None:
                 break
@@ -254,6 +334,11 @@ class Scheduler:
         step.slots = np.concatenate((step.slots, admitted))
         step.counts = np.concatenate((step.counts, admitted_counts))
 
+    @property
+    def _slots_left(self) -> int:
+        """Slots that neither a running sequence has nor a sample that is about to part from one."""
+        return self._limits.max_seqs - len(self._table) - self._table.forks
+
     def _try_admit(self, sequence: Sequence, step: Schedule) -> int | None:
         """Start a sequence if its blocks are there; its slot, or None if it must wait."""
         tokens, size = sequence.tokens, self._block_size
@@ -262,21 +347,27 @@ class Scheduler:
         matched = self._index.match(tokens, (len(tokens) - 1) // size) if shares else []
         if self._index.in_state(matched, BlockState.PENDING):
             return None  # another sequence is about to fill this block: share it then
-        needed = -(-len(tokens) // size) - len(matched)
-        if not self._admission.allows(
-            needed=needed + self._pool.unreferenced(matched),
+        needed, unheld = -(-len(tokens) // size) - len(matched), self._pool.unreferenced(matched)
+        prompt = len(sequence.request.token_ids)
+        newcomer = Newcomer(
+            tokens=len(tokens),
+            prompt=prompt,
+            limit=min(prompt + sequence.request.sampling.max_tokens, self._limits.max_model_len),
+            shared=len(matched) - unheld,
+            needed=needed + unheld,
             available=self._pool.available,
-            running=len(self._table),
-        ):
+            samples=1 + sequence.forks,
+            group=NO_GROUP if sequence.request.group is None else sequence.request.group,
+        )
+        if not self._admission.admits(newcomer):
             return None
         self._pool.acquire(matched)
         blocks = np.concatenate((np.array(matched, np.int32), self._pool.allocate(needed)))
         self._count_hits(sequence, matched, step)
-        prompt = len(sequence.request.token_ids)
-        limit = min(prompt + sequence.request.sampling.max_tokens, self._limits.max_model_len)
-        slot = self._table.admit(sequence, blocks, len(matched) * size, limit)
+        slot = self._table.admit(sequence, blocks, len(matched) * size, newcomer.limit)
         if shares:
             self._index.insert(tokens, blocks, len(matched), prompt // size, BlockState.PENDING)
+            self._pool.plan(blocks[: prompt // size], sequence.ordinal, sequence.request.reuse)
         return slot
 
     def _count_hits(self, sequence: Sequence, matched: list[int], step: Schedule) -> None:
@@ -295,9 +386,13 @@ class Scheduler:
     def _mark_filling(self, step: Schedule, slot: int, count: int) -> None:
         """Note the blocks that the next `count` tokens of a sequence complete."""
         start = int(self._table.num_computed[slot])
-        blocks = self._table.blocks[slot, start // self._block_size : (start + count) // self._block_size]
+        first, end = start // self._block_size, (start + count) // self._block_size
+        blocks = self._table.blocks[slot, first:end]
         self._index.mark(blocks, BlockState.PENDING, BlockState.FILLING)
         step.filling.append(blocks)
+        if self._prefix_cache:
+            in_prompt = blocks[: max(0, int(self._table.prompt_tokens[slot]) // self._block_size - first)]
+            step.duplicate_blocks += self._index.in_state(in_prompt, BlockState.UNINDEXED)
 
     def _account(self, step: Schedule, slots: Slots, counts: Counts) -> None:
         """Split the tokens of `slots` into prefill, of it recomputed, and decode."""
@@ -311,5 +406,13 @@ class Scheduler:
         step.decode_tokens += int(counts.sum()) - prefill
 
     def _put_decodes_first(self, step: Schedule) -> None:
-        order = np.argsort(step.counts > 1, kind="stable")
-        step.slots, step.counts = step.slots[order], step.counts[order]
+        """Single tokens before chunks, and those that share a prefix side by side."""
+        single = step.counts == 1
+        decodes, chunks = step.slots[single], step.slots[~single]
+        if self._group_prefixes:
+            context = self._table.num_computed + 1
+            grouped = prefix_segments(self._table.prefix_order, decodes, context, self._block_size)
+            if grouped is not None:
+                decodes, step.prefixes = grouped
+        step.slots = np.concatenate((decodes, chunks))
+        step.counts = np.concatenate((np.ones(len(decodes), np.int64), step.counts[~single]))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from engine.admission import AdmissionRule
 from engine.engine import Engine
 from engine.kv_cache import KVCache, KVCacheShape
-from engine.memory_plan import MemoryPlan, plan_memory
+from engine.memory_plan import MemoryPlan, plan_memory, plan_steps
 from engine.model_runner import ModelRunner
 from engine.models.config import ModelConfig
 from engine.models.loader import load_decoder
@@ -24,6 +27,8 @@ GPU_MAX_SEQS, GPU_MAX_BATCH_TOKENS = 1024, 8192
 products at full speed and a step well under a second."""
 GPU_MOST_SEQS = 4096
 """More than these the kernel that plans a step's attention does not take at once."""
+SMALLER_POOL = 0.9
+"""Share of the blocks that are left after the GPU ran out of memory: frees more than a step takes."""
 CPU_MAX_SEQS, CPU_MAX_BATCH_TOKENS = 64, 1024
 
 
@@ -39,8 +44,9 @@ class EngineSettingError(ValueError):
 class EngineSettings:
     """How to run a model. "auto" and None leave the choice to `resolve`; `kv_memory` is bytes.
 
-    `cuda_graphs` and `async_steps` are on by default on a GPU. On a CPU there are no graphs, and a step that
-    does not wait would only add work.
+    `cuda_graphs`, `async_steps` and `group_prefixes` (attention reads a shared prefix once for all decodes) are on by
+    default on a GPU. On a CPU there are no graphs, a step that does not wait would only add work, and keys are read
+    for each sequence anyway.
     """
 
     device: str = "auto"
@@ -52,6 +58,8 @@ class EngineSettings:
     max_batch_tokens: int | None = None
     max_model_len: int | None = None
     prefix_cache: bool = True
+    admission: AdmissionRule = "planned"
+    group_prefixes: bool | None = None
     cuda_graphs: bool | None = None
     async_steps: bool | None = None
 
@@ -65,6 +73,7 @@ class Resolved:
     limits: Limits
     cuda_graphs: bool
     async_steps: bool
+    group_prefixes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +127,7 @@ def resolve(settings: EngineSettings, config: ModelConfig) -> Resolved:
         Limits(max_seqs, max_batch_tokens, max_model_len),
         cuda_graphs=on_gpu if settings.cuda_graphs is None else settings.cuda_graphs,
         async_steps=on_gpu if settings.async_steps is None else settings.async_steps,
+        group_prefixes=on_gpu if settings.group_prefixes is None else settings.group_prefixes,
     )
 
 
@@ -131,16 +141,29 @@ def start(
     end_token_ids: tuple[int, ...],
     vocab_limit: int | None = None,
     decode: Decode | None = None,
+    notify: Callable[[str], None] = warnings.warn,
 ) -> Started:
     """Load the weights, size and allocate the block pool, and make the engine.
 
-    `sampling` is what the pool's size is measured with. Raises LoadError, OutOfMemoryError, and
+    `sampling` is what the pool's size is measured with. `notify` gets a message if the GPU runs out of memory later,
+    and the engine goes on with fewer blocks. Raises LoadError, OutOfMemoryError, and
     EngineSettingError if an explicit `max_model_len` is more than the pool holds.
     """
     model = load_decoder(folder, config, dtype=resolved.dtype, device=resolved.device, dummy=settings.dummy_weights)
     shape = KVCacheShape(config.num_layers, config.num_kv_heads, config.head_dim, settings.block_size, resolved.dtype)
-    plan = plan_memory(
-        model, shape, resolved.limits, sampling, kv_memory=settings.kv_memory, graphs=resolved.cuda_graphs
+    limits, plan = plan_steps(
+        lambda limits: plan_memory(
+            model,
+            shape,
+            limits,
+            sampling,
+            kv_memory=settings.kv_memory,
+            graphs=resolved.cuda_graphs,
+            grouped=resolved.group_prefixes,
+        ),
+        resolved.limits,
+        choose_tokens=settings.max_batch_tokens is None,
+        choose_seqs=settings.max_seqs is None,
     )
     pool_tokens = plan.num_blocks * settings.block_size
     if settings.max_model_len is not None and settings.max_model_len > pool_tokens:
@@ -150,25 +173,44 @@ def start(
             f"at most {pool_tokens}, the tokens that the K/V pool of {plan.num_blocks} blocks holds; "
             "or raise engine.kv_memory",
         )
-    cache = KVCache(shape, plan.num_blocks, resolved.device)
-    runner = ModelRunner(
-        model,
-        cache,
-        resolved.limits,
-        vocab_limit=vocab_limit,
-        graph_tokens=plan.graph_tokens,
-        filtered=sampling.filtered,
-    )
-    runner.capture()
+
+    def make_runner(num_blocks: int) -> ModelRunner:
+        runner = ModelRunner(
+            model,
+            KVCache(shape, num_blocks, resolved.device),
+            limits,
+            vocab_limit=vocab_limit,
+            graph_tokens=plan.graph_tokens,
+            filtered=sampling.filtered,
+            grouped=resolved.group_prefixes,
+        )
+        runner.capture()
+        return runner
+
+    runner = make_runner(plan.num_blocks)
+
+    def smaller_pool() -> tuple[ModelRunner, int]:
+        num_blocks = max(1, int(plan.num_blocks * SMALLER_POOL))
+        notify(
+            f"the GPU ran out of memory in a step that the memory plan had room for ({plan}): going on with "
+            f"{num_blocks} of {plan.num_blocks} blocks"
+        )
+        runner.release()
+        torch.cuda.empty_cache()
+        return make_runner(num_blocks), num_blocks
+
     engine = Engine(
         runner,
-        resolved.limits,
+        limits,
         num_blocks=plan.num_blocks,
         block_size=settings.block_size,
         prefix_cache=settings.prefix_cache,
+        admission=settings.admission,
+        group_prefixes=resolved.group_prefixes,
         async_steps=resolved.async_steps,
         end_token_ids=end_token_ids,
         decode=decode,
+        smaller_pool=smaller_pool,
     )
     if resolved.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(resolved.device)

@@ -15,7 +15,10 @@ class StepStats:
     for sequences that had ended before, which was not known at launch. Over a job,
     sum(cached) + sum(prefill - recomputed) is the number of prompt tokens of the rows that ran.
     Blocks are live (held by a running sequence), cached (unreferenced, reusable) or free.
-    `slack_tokens` are the unused slots of live blocks. Bytes are the CUDA allocator's, 0 on a CPU.
+    `slack_tokens` are the unused slots of live blocks. `shared_blocks` counts the references to live blocks beyond
+    the first of each: blocks that sharing saves. `duplicate_blocks` are full prompt blocks that the step fills
+    although others hold the same tokens, `copied_blocks` those copied because a sample writes into a shared one.
+    Bytes are the CUDA allocator's, 0 on a CPU.
     """
 
     step: int
@@ -34,6 +37,9 @@ class StepStats:
     blocks_cached: int
     blocks_free: int
     slack_tokens: int
+    shared_blocks: int
+    duplicate_blocks: int
+    copied_blocks: int
     evictions: int
     preemptions: int
     gpu_allocated_bytes: int

@@ -6,7 +6,7 @@ import functools
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -40,10 +40,14 @@ with more runs kernel by kernel."""
 
 @dataclass(frozen=True, slots=True, order=True)
 class GraphKey:
-    """A captured step: its number of tokens, and whether there are prompt chunks among them."""
+    """A captured step: its number of tokens, and whether there are prompt chunks among them.
+
+    `grouped` ones read prefixes that their decodes share once.
+    """
 
     tokens: int
     mixed: bool
+    grouped: bool = False
 
 
 Compute = Callable[[StepInputs, GraphKey, int], None]
@@ -54,15 +58,25 @@ class StepGraphs:
     """One graph for each captured number of tokens; a step runs in the next larger one, padded.
 
     All graphs read their inputs from one buffer and share the memory of their activations, since they run
-    one after the other. There is none for more than `most_tokens`.
+    one after the other. There is none for more than `most_tokens`, and none that groups prefixes unless told
+    that steps may be `grouped`.
     """
 
-    def __init__(self, limits: Limits, most_tokens: int, tables: tuple[int, int], device: torch.device) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        most_tokens: int,
+        tables: tuple[int, int],
+        device: torch.device,
+        *,
+        grouped: bool = False,
+    ) -> None:
+        self._grouped = (False, True) if grouped else (False,)
         self._decode_sizes = ladder(DECODE_SIZES, min(limits.max_seqs, DECODE_SIZES[-1]))
         self._mixed_sizes = ladder(MIXED_SIZES + LARGE_SIZES, min(limits.max_batch_tokens, most_tokens))
         self._max_seqs = limits.max_seqs
         self._tables = tables
-        self._stages = _Stages(lay_out(self._shape(self.keys[0]).empty())[1], device)
+        self._stages = _Stages(lay_out(self._shape(replace(self.keys[0], grouped=grouped)).empty())[1], device)
         self._places: dict[GraphKey, _Places] = {}
         self._graphs: dict[GraphKey, list[torch.cuda.CUDAGraph]] = {}  # a decode's copies by turn
         self._stream = _capture_stream(device)
@@ -70,15 +84,23 @@ class StepGraphs:
 
     @property
     def keys(self) -> list[GraphKey]:
-        """All graphs, the largest of either kind first: the others fit into their memory."""
-        mixed = [GraphKey(size, True) for size in reversed(self._mixed_sizes)]
-        decodes = [GraphKey(size, False) for size in reversed(self._decode_sizes)]
-        return [mixed[0], decodes[0], *mixed[1:], *decodes[1:]]
+        """All graphs, the largest of every kind first: the others fit into their memory."""
+        kinds = [
+            [GraphKey(size, mixed, grouped) for size in reversed(sizes)]
+            for grouped in self._grouped
+            for mixed, sizes in ((True, self._mixed_sizes), (False, self._decode_sizes))
+        ]
+        return [*(kind[0] for kind in kinds), *(key for kind in kinds for key in kind[1:])]
+
+    @property
+    def num_kinds(self) -> int:
+        """Kinds of graphs: so many of `keys` are the largest ones."""
+        return 2 * len(self._grouped)
 
     @property
     def count(self) -> int:
         """How many graphs there are once all are captured."""
-        return len(self._mixed_sizes) + _DECODE_COPIES * len(self._decode_sizes)
+        return len(self._grouped) * (len(self._mixed_sizes) + _DECODE_COPIES * len(self._decode_sizes))
 
     def largest_worthwhile(self, compute: Compute) -> int:
         """The most tokens of a step that should be captured.
@@ -141,11 +163,16 @@ class StepGraphs:
         """
         sizes = self._mixed_sizes if mixed else self._decode_sizes
         place = bisect_left(sizes, len(batch.token_ids))
-        key = GraphKey(sizes[place], mixed) if place < len(sizes) else None
+        key = GraphKey(sizes[place], mixed, batch.prefixes is not None) if place < len(sizes) else None
         if key is None or key not in self._graphs:
             return None
         shape, pairs = self._places[key].shape, 0 if mixed else len(batch.sampling.suppressed)
-        return key if batch.block_changes.shape[1] <= shape.changes and pairs <= shape.pairs else None
+        holds = (
+            batch.block_changes.shape[1] <= shape.changes
+            and pairs <= shape.pairs
+            and max(len(batch.slots), len(batch.sampled_slots)) <= shape.sequences
+        )
+        return key if holds else None
 
     def run(self, key: GraphKey, batch: Batch, turn: int) -> StepInputs:
         """Start a captured step; its inputs on the device, padding included, until the next one is started.
@@ -167,6 +194,7 @@ class StepGraphs:
             changes=_MIXED_CHANGES * key.tokens if key.mixed else key.tokens,
             pairs=0 if key.mixed else key.tokens,
             tables=self._tables,
+            grouped=key.grouped,
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.noise_keys import position_keys
 from engine.upload import Array
+from kernels.attention_batch import PREFIX_LEVELS
 
 NOWHERE = -1
 """Slot mapping of a padding token: its keys and values are written nowhere."""
@@ -20,8 +21,9 @@ NOWHERE = -1
 class StepInputs:
     """The tensors of one step; `engine.batch.Batch` says what they hold.
 
-    Block `changed_blocks` goes to place `changed_places` int64 of the flattened block tables. The last eight
-    hold one entry for each sampled row, `keys` two, and `suppressed` pairs of (row, token id).
+    Block `changed_blocks` goes to place `changed_places` int64 of the flattened block tables. From `sampled_tokens`
+    on they hold one entry for each sampled row, `keys` two, and `suppressed` pairs of (row, token id). The last three
+    are those of `engine.prefix_groups.PrefixSegments`, of shape 0 where a step groups nothing.
     """
 
     slot_mapping: Tensor
@@ -40,12 +42,16 @@ class StepInputs:
     min_p: Tensor
     keys: Tensor
     suppressed: Tensor
+    segments: Tensor
+    own_start: Tensor
+    own_segments: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """Room for a step: `tokens`, `sequences` (and as many sampled rows), block `changes`, suppressed `pairs`.
 
+    With `grouped` there is room for prefixes that sequences share, of which there are fewer than sequences.
     `tables` is (rows, width) of the block tables. The row after the last slot takes the changes of padding,
     and the place after the last slot its draws.
     """
@@ -55,6 +61,7 @@ class StepShape:
     changes: int
     pairs: int
     tables: tuple[int, int]
+    grouped: bool = False
 
     @property
     def spare_slot(self) -> int:
@@ -64,6 +71,7 @@ class StepShape:
     def empty(self) -> list[Array]:
         """Arrays of this shape in the order of `StepInputs`, their content unset."""
         tokens, rows = self.tokens, self.sequences
+        grouped = rows if self.grouped else 0
         return [
             *(np.empty(tokens, np.int64), np.empty(tokens, np.int64), np.empty(tokens, np.int32)),
             *(np.empty(rows + 1, np.int32), np.empty(rows, np.int32), np.empty(rows, np.int32)),
@@ -72,6 +80,8 @@ class StepShape:
             *(np.empty(rows, np.float32), np.empty(rows, np.float32)),
             *(np.empty(rows, np.int32), np.empty(rows, np.float32)),
             *(np.empty((rows, 2), np.int32), np.empty((self.pairs, 2), np.int32)),
+            *(np.empty((grouped, 5), np.int32), np.empty(grouped, np.int32)),
+            np.empty((grouped, PREFIX_LEVELS), np.int32),
         ]
 
     def fill(self, arrays: Sequence[Array], batch: Batch | None) -> None:
@@ -82,7 +92,7 @@ class StepShape:
         """
         spare_place = self.spare_slot * self.tables[1]
         last = 0 if batch is None else batch.query_start[-1]
-        padding = (NOWHERE, 0, 0, last, 0, 0, spare_place, 0, 0, self.spare_slot, 0, 1, 0, 0, 0, -1)
+        padding = (NOWHERE, 0, 0, last, 0, 0, spare_place, 0, 0, self.spare_slot, 0, 1, 0, 0, 0, -1, 0, 0, -1)
         values = [array[:0] for array in arrays] if batch is None else self._values(batch)
         for array, value, fill in zip(arrays, values, padding, strict=True):
             array[: len(value)] = value
@@ -98,15 +108,24 @@ class StepShape:
             *(batch.sampled_tokens, batch.sampled_slots),
             *(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p),
             *(position_keys(sampling.row_key, sampling.position), sampling.suppressed[: self.pairs]),
+            *_prefix_arrays(batch),
         ]
 
 
+def _prefix_arrays(batch: Batch) -> list[Array]:
+    prefixes = batch.prefixes
+    if prefixes is None:
+        return [np.empty((0, 5), np.int32), np.empty(0, np.int32), np.empty((0, PREFIX_LEVELS), np.int32)]
+    return [prefixes.segments, prefixes.own_start, prefixes.own_segments]
+
+
 def exact_shape(batch: Batch, tables: tuple[int, int]) -> StepShape:
-    """The shape without padding. Rows that are not sampled leave room behind the sampled ones."""
+    """The shape without padding, but that sequences that are not sampled, or samples that part, leave room."""
     return StepShape(
         tokens=len(batch.token_ids),
-        sequences=len(batch.slots),
+        sequences=max(len(batch.slots), len(batch.sampled_slots)),
         changes=batch.block_changes.shape[1],
         pairs=len(batch.sampling.suppressed),
         tables=tables,
+        grouped=batch.prefixes is not None,
     )

@@ -27,6 +27,10 @@ class StopMatcher:
         self._final = 0  # tokens whose text is in `_text`
         self._searched = 0  # characters that were looked at
 
+    def fresh(self) -> StopMatcher:
+        """Another one for the same stop strings, without a token."""
+        return StopMatcher(self._decode, self._stops, self._min_tokens)
+
     def push(self, token: int) -> int | None:
         """Append a token; the number of characters of the decoded output before the first stop string, or None.
 

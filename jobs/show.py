@@ -43,9 +43,11 @@ def completions_text(completions: pa.Table, rows: int) -> str:
     count = max(0, min(rows, completions.num_rows))
     picked = [index * completions.num_rows // count for index in range(count)]
     kept = completions.column_names[completions.column_names.index("output_tokens") + 1 :]
+    has_samples = pc.any(pc.greater(completions["sample"], 0)).as_py()
     lines: list[str] = []
     for row in completions.take(pa.array(picked, pa.int64())).to_pylist():
-        lines.append(f"row {row['row_id']}" + (f", id {row['id']}" if "id" in row else ""))
+        sample = f", sample {row['sample']}" if has_samples else ""
+        lines.append(f"row {row['row_id']}" + (f", id {row['id']}" if "id" in row else "") + sample)
         lines += [_wrapped(name, str(row[name])) for name in kept]
         answer = row["completion"] if row["error"] is None else f"error: {row['error']}"
         lines += [_wrapped("completion", answer.strip()), ""]

@@ -1,4 +1,4 @@
-"""What a command line asks for: list the jobs, print a configuration, or run a job."""
+"""What a command line asks for: list the jobs, print a configuration, or plan or run a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Run a batch inference job: read prompts from a table, write completions to anoth
 
 _EXIT_CODES = """\
 exit codes:
-  0   complete without error rows
+  0   complete without error rows; or planned (mode=plan)
   3   complete with error rows
   2   refused: configuration, fingerprint or an unreadable record
   4   the output is being written by another process
@@ -53,7 +53,11 @@ def run_command(argv: Sequence[str]) -> int:
     config = validate(composed)
     say(f"job {job.name} from {job.path}")
 
-    # Here and not above: it imports torch, and a wrong key is to be refused at once.
+    # Here and not above: they import torch, and a wrong key is to be refused at once.
+    if config.mode == "plan":
+        from runner.job_plan import show_plan
+
+        return show_plan(config)
     from runner.job import run
 
     return run(config)

@@ -85,6 +85,7 @@ class EngineSection:
     max_batch_tokens: int | None = None
     max_model_len: int | None = None
     prefix_cache: bool = True
+    admission: str = choice("planned", "greedy", "reserve")
     cuda_graphs: str = choice("auto", "true", "false")
 
     @property
@@ -100,7 +101,7 @@ class EngineSection:
 
 @dataclass(frozen=True)
 class SamplingSection:
-    """How tokens are chosen and when a row ends; the words of `engine.request.Sampling`."""
+    """How tokens are chosen and when a row ends, in the words of `engine.request.Sampling`; `n` completions a row."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -112,14 +113,16 @@ class SamplingSection:
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
     seed: int = 0
+    n: int = 1
 
 
 @dataclass(frozen=True)
 class OrderConfig:
-    """The order in which rows enter the engine."""
+    """The order in which rows enter the engine, and whether to advise on that of a template's columns."""
 
     by: str = choice("prefix", "input", "longest")
     window: str = "2GiB"
+    columns: str | None = field(default=None, metadata={"choices": ("auto",)})
 
     @property
     def window_bytes(self) -> int:
@@ -150,7 +153,7 @@ class SinkConfig:
 class RunConfig:
     """A whole job."""
 
-    mode: str = choice("run")
+    mode: str = choice("run", "plan")
     resume: str = choice("auto", "restart")
     source: SourceConfig = field(default_factory=SourceConfig)
     prompt: PromptConfig = field(default_factory=PromptConfig)

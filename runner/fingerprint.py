@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.records import read_object
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Of the files in the output folder; a change makes older folders refused, not misread."""
 
 _VERSIONS = "versions"

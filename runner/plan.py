@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import pairwise, starmap
 
 import numpy as np
 import numpy.typing as npt
+
+from runner.reuse import Uses, plan_reuse
 
 TokenIds = npt.NDArray[np.int32]
 Permutation = npt.NDArray[np.int64]
@@ -34,17 +37,51 @@ def order_rows(prompts: Sequence[TokenIds], by: str) -> Permutation:
     raise ValueError(f"order {by!r}; accepted: prefix, longest, input")
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the prompts of a window are run.
+
+    `order` int64 [prompts] lists them as they enter the engine, and `reuse` what is needed again of each of these
+    (`Request.reuse`). `highest_hit_tokens` are the most that any order can take from a prefix cache that starts
+    empty.
+    """
+
+    order: Permutation
+    reuse: list[Uses]
+    highest_hit_tokens: int
+
+
+def plan_prompts(prompts: Sequence[TokenIds], by: str, block_size: int) -> Plan:
+    """Order prompts (as `order_rows` does) and say when each of their blocks is needed next."""
+    order = order_rows(prompts, by)
+    by_prefix = order if by == "prefix" else order_rows(prompts, "prefix")
+    sorted_prompts = [prompts[row] for row in by_prefix.tolist()]
+    lengths = np.fromiter(map(len, sorted_prompts), np.int64, len(prompts))
+    shared = shared_with_previous(sorted_prompts)
+    places = np.empty(len(prompts), np.int64)
+    places[order] = np.arange(len(prompts))
+    return Plan(order, plan_reuse(lengths, shared, places[by_prefix], block_size), _hits(lengths, shared, block_size))
+
+
 def highest_hit_tokens(prompts: Sequence[TokenIds], block_size: int) -> int:
     """The most prompt tokens that any schedule can take from the prefix cache, given prompts in prefix order.
 
     In that order a prompt shares no more with any prompt before it than with the one just before. Only
     whole blocks are shared, and the last token of a prompt is always computed.
     """
-    blocks = 0
-    for previous, prompt in pairwise(prompts):
-        shared = _common_prefix(previous, prompt[: len(prompt) - 1])
-        blocks += shared // block_size
-    return blocks * block_size
+    lengths = np.fromiter(map(len, prompts), np.int64, len(prompts))
+    return _hits(lengths, shared_with_previous(prompts), block_size)
+
+
+def shared_with_previous(prompts: Sequence[TokenIds]) -> npt.NDArray[np.int64]:
+    """How many leading tokens each prompt has in common with the one before it; int64 [prompts], 0 for the first."""
+    shared = np.zeros(len(prompts), np.int64)
+    shared[1:] = np.fromiter(starmap(_common_prefix, pairwise(prompts)), np.int64, max(0, len(prompts) - 1))
+    return shared
+
+
+def _hits(lengths: npt.NDArray[np.int64], shared: npt.NDArray[np.int64], block_size: int) -> int:
+    return int((np.minimum(shared, np.maximum(lengths - 1, 0)) // block_size).sum()) * block_size
 
 
 def _common_prefix(one: TokenIds, other: TokenIds) -> int:

@@ -26,7 +26,7 @@ class Workload:
 
     `rows_total` is None while the source does not know its length; `rows_read` and `prompt_tokens` are
     of the rows whose prompts have been made so far, `rows_done` and `output_tokens` of the finished
-    ones; no row writes more than `max_tokens`.
+    ones; each of the `samples` of a row writes `max_tokens` at most.
     """
 
     rows_total: int | None
@@ -35,6 +35,7 @@ class Workload:
     rows_done: int
     output_tokens: int
     max_tokens: int
+    samples: int = 1
     rows_before: int = 0
 
     def tokens_left(self, totals: StatsTotals) -> float | None:
@@ -50,12 +51,14 @@ class Workload:
         rows_left = self.rows_total - self.rows_done
         if not rows_left:
             return 0.0
-        written = totals.output_tokens + self.rows_done  # a row's first token comes from its prefill
+        # The first token of each sample comes from the row's prefill.
+        written = totals.output_tokens + self.samples * self.rows_done
         running = written - self.output_tokens
         if not self.rows_done or running > self.output_tokens:
             return None
-        mean_output = min(written / self.rows_done, self.max_tokens)
-        outputs = min(mean_output * rows_left, self.max_tokens * rows_left - running)
+        most = self.max_tokens * self.samples
+        mean_output = min(written / self.rows_done, most)
+        outputs = min(mean_output * rows_left, most * rows_left - running)
         prompts = self.prompt_tokens * self.rows_total / self.rows_read
         return max(0.0, prompts - totals.input_tokens) * (1 - totals.hit_rate) + max(0.0, outputs)
 

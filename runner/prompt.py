@@ -247,11 +247,16 @@ def _open_reader(config: PromptConfig, schema: pa.Schema, control: ControlTokens
         return TextReader(config.column, schema)
     if config.messages_column is not None:
         return MessagesReader(config.messages_column, schema)
+    return TemplateReader(*read_template(config), schema, control)
+
+
+def read_template(config: PromptConfig) -> tuple[str, str, str]:
+    """The key that gives the job's template, its value, and the template. Raises ConfigError for a file not there."""
     if config.template is not None:
-        return TemplateReader("prompt.template", config.template, config.template, schema, control)
+        return "prompt.template", config.template, config.template
     assert config.template_file is not None
     try:
         source = Path(config.template_file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("prompt.template_file", config.template_file, f"a readable UTF-8 file: {error}") from error
-    return TemplateReader("prompt.template_file", config.template_file, source, schema, control)
+    return "prompt.template_file", config.template_file, source

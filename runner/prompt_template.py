@@ -55,7 +55,9 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _environment(control: ControlTokens | None) -> ImmutableSandboxedEnvironment:
+def template_environment(control: ControlTokens | None) -> ImmutableSandboxedEnvironment:
+    """The Jinja that templates are written in; for `control`, see `PromptTemplate`."""
+
     def dumps(value: Any, **options: Any) -> str:
         """What the `tojson` filter writes: null for null, and the template's own text as it reads."""
         value = _without_nulls(value)
@@ -86,7 +88,7 @@ class PromptTemplate:
     def __init__(
         self, key: str, value: str, source: str, known_columns: list[str], control: ControlTokens | None
     ) -> None:
-        environment = _environment(control)
+        environment = template_environment(control)
         try:
             tree = environment.parse(source)
             if control is not None:

@@ -33,9 +33,14 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class RowTotals:
-    """Sums over output rows; the token counts are of rows without an error."""
+    """Sums over output: `rows` of the input and their `completions`, the samples of each, `errors` among them.
+
+    Tokens are of completions without an error. The prompt of a row and what the cache had of it count once,
+    however many samples it has.
+    """
 
     rows: int = 0
+    completions: int = 0
     errors: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -12,6 +12,7 @@ from engine.request import Completion, Request
 from runner.config import RunConfig
 from runner.interrupts import Interrupted, StopRequest
 from runner.progress import Progress, Workload
+from runner.prompt import RowError
 from runner.sink import OutputRow, Sink
 from runner.step_totals import StatsTotals
 from runner.text_model import TextModel
@@ -21,7 +22,9 @@ from runner.window import ReadAhead, Window
 class RowFlow:
     """Moves rows from windows through the engine into the sink; `rows_done` have output, `totals` sums the steps.
 
-    `rows_before` were committed by earlier attempts: progress counts them.
+    A row is done, and goes to the sink, when all its samples are. `highest_hit_tokens` are those of the prompt
+    tokens read so far that H* has, each window on its own. `rows_before` were committed by earlier attempts:
+    progress counts them.
     """
 
     def __init__(
@@ -39,18 +42,21 @@ class RowFlow:
         self._sink = sink
         self._wants_token_ids = wants_token_ids
         self._max_tokens = config.sampling.max_tokens
+        self._samples = config.sampling.n
         self._rows_before = rows_before
         self._requests: deque[Request] = deque()  # of the newest window, not in the engine yet
         self._open: list[Window] = []  # windows with rows that are not done, in source order
         self._rows_left: list[int] = []  # of each open window
-        self._rows_read = self._hit_tokens = self._prompt_tokens = self._output_tokens = 0
+        self._unfinished: dict[int, list[OutputRow]] = {}  # samples of rows that lack others, by row id
+        self._rows_read = self._prompt_tokens = self._output_tokens = 0
+        self.highest_hit_tokens = 0
         self.rows_done = 0
         self.totals = StatsTotals()
 
     @property
     def highest_hit_rate(self) -> float:
         """H* of the rows read, each window on its own: 0 to 1."""
-        return self._hit_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
+        return self.highest_hit_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
 
     def run(self, windows: ReadAhead, rows_total: int | None, stop: StopRequest) -> None:
         """Run every row of `windows`. Raises Interrupted, with the finished rows committed, if told to stop."""
@@ -81,8 +87,20 @@ class RowFlow:
         if result.stats is not None:
             self.totals.add(result.stats)
             self._sink.record_step(result.stats)
-        if result.completions:
-            self._write([self._output_row(each) for each in result.completions])
+        if finished := self._finished(result.completions):
+            self._write(finished)
+
+    def _finished(self, completions: Sequence[Completion]) -> list[OutputRow]:
+        """The rows that these complete, the samples of each together."""
+        if self._samples == 1:
+            return [self._output_row(each) for each in completions]
+        finished: list[OutputRow] = []
+        for each in completions:
+            samples = self._unfinished.setdefault(each.row_id, [])
+            samples.append(self._output_row(each))
+            if len(samples) == self._samples:
+                finished += self._unfinished.pop(each.row_id)
+        return finished
 
     def _enter(self, window: Window) -> None:
         """Take up a window; its error rows are done at once."""
@@ -91,9 +109,9 @@ class RowFlow:
         self._rows_left.append(len(window.row_ids))
         self._rows_read += len(window.row_ids)
         self._prompt_tokens += window.prompt_tokens
-        self._hit_tokens += window.highest_hit_tokens
+        self.highest_hit_tokens += window.highest_hit_tokens
         if window.errors:
-            self._write([_error_row(each.row_id, each.error, each.prompt_tokens) for each in window.errors])
+            self._write([_error_row(each, sample) for each in window.errors for sample in range(self._samples)])
 
     def _output_row(self, completion: Completion) -> OutputRow:
         failed = completion.finish_reason == "error"
@@ -116,13 +134,14 @@ class RowFlow:
         )
 
     def _write(self, rows: Sequence[OutputRow]) -> None:
-        """Hand rows to the sink with the columns they carry, window by window."""
+        """Hand whole rows, all samples of each, to the sink with the columns they carry, window by window."""
         at = np.array([self._window_of(row.row_id) for row in rows])
         for index in np.unique(at)[::-1].tolist():
             mine = [row for row, where in zip(rows, at.tolist(), strict=True) if where == index]
             self._sink.write(mine, self._open[index].carry([row.row_id for row in mine]))
-            self.rows_done += len(mine)
-            self._rows_left[index] -= len(mine)
+            rows_done = len(mine) // self._samples
+            self.rows_done += rows_done
+            self._rows_left[index] -= rows_done
             if not self._rows_left[index]:
                 del self._open[index], self._rows_left[index]
 
@@ -138,18 +157,19 @@ class RowFlow:
             rows_done=self.rows_done,
             output_tokens=self._output_tokens,
             max_tokens=self._max_tokens,
+            samples=self._samples,
             rows_before=self._rows_before,
         )
 
 
-def _error_row(row_id: int, error: str, prompt_tokens: int) -> OutputRow:
+def _error_row(row: RowError, sample: int) -> OutputRow:
     return OutputRow(
-        row_id=row_id,
-        sample=0,
+        row_id=row.row_id,
+        sample=sample,
         completion=None,
         finish_reason="error",
-        error=error,
-        prompt_tokens=prompt_tokens,
+        error=row.error,
+        prompt_tokens=row.prompt_tokens,
         cached_tokens=0,
         output_tokens=0,
     )

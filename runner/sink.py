@@ -29,7 +29,7 @@ _MAX_STEPS = 100_000  # some hours of steps, about 40 MB
 
 @dataclass(frozen=True, slots=True)
 class OutputRow:
-    """One row of output; `token_ids` and `prompt` are None where they are no columns."""
+    """One sample of a row; `token_ids` and `prompt` are None where they are no columns."""
 
     row_id: int
     sample: int
@@ -46,21 +46,26 @@ class OutputRow:
 class Sink:
     """Buffers rows and steps, and commits them as one part when `sink.commit_every` says so.
 
-    A part never holds more than `sink.rows_per_part` rows. What is not committed when the process
-    ends is lost and runs again. As a context manager it commits the rest, also when something else
-    failed (finished rows stay finished), but not after storage did, or when told to leave at once.
+    All samples of a row go into one part, so that a row is committed as a whole or not at all. A part
+    holds no more than `sink.rows_per_part` rows, but those of one row of the input at least. What is not
+    committed when the process ends is lost and runs again. As a context manager it commits the rest, also when
+    something else failed (finished rows stay finished), but not after storage did, or when told to leave at once.
 
     Args:
         ledger: the shard, open and not complete.
         config: when to commit, and the compression.
+        samples: output rows of each row of the input.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, ledger: Ledger, config: SinkConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, ledger: Ledger, config: SinkConfig, *, samples: int = 1, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         interval = config.commit_interval
         self._ledger = ledger
         self._compression = config.compression
-        self._max_rows = min(config.rows_per_part, interval.rows or config.rows_per_part)
+        whole_rows = max(1, config.rows_per_part // samples)
+        self._max_rows = samples * min(whole_rows, interval.rows or whole_rows)
         self._max_seconds = interval.seconds
         self._clock = clock
         self._last_commit = clock()
@@ -85,7 +90,7 @@ class Sink:
         """Take finished rows, committing when a part is due.
 
         Args:
-            rows: in any order.
+            rows: in any order, but all samples of a row of the input next to each other.
             carried: row for row, the source's values of `id`, if it is a column, then of the kept
                 columns, in the order of the schema; names do not matter. None if there are none. Taken
                 rows, not slices: a slice would keep its whole source batch in memory.
@@ -157,11 +162,13 @@ class Sink:
 
 def _totals(rows: Sequence[OutputRow]) -> RowTotals:
     ran = [row for row in rows if row.error is None]
+    prompts = {row.row_id: row for row in ran}.values()  # one sample of each row
     return RowTotals(
-        rows=len(rows),
+        rows=len({row.row_id for row in rows}),
+        completions=len(rows),
         errors=len(rows) - len(ran),
-        prompt_tokens=sum(row.prompt_tokens for row in ran),
-        cached_tokens=sum(row.cached_tokens for row in ran),
+        prompt_tokens=sum(row.prompt_tokens for row in prompts),
+        cached_tokens=sum(row.cached_tokens for row in prompts),
         output_tokens=sum(row.output_tokens for row in ran),
     )
 

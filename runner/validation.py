@@ -209,6 +209,7 @@ _RULES = {
     "sampling.max_tokens": _at_least(1),
     "sampling.min_tokens": _at_least(0),
     "sampling.stop": _Rule(lambda texts: "" not in texts, "texts that are not empty"),
+    "sampling.n": _between(1, _MAX_SEQS, "the samples of a row run side by side: engine.max_seqs at most"),
     "sampling.stop_token_ids": _Rule(lambda ids: all(0 <= each < 2**31 for each in ids), "token ids, 0 or more"),
     "order.window": _Rule(_parses(parse_size), SIZE_WORDS),
     "sink.path": _Rule(
@@ -271,6 +272,8 @@ def _check_combinations(config: RunConfig) -> None:
         raise ConfigError(
             "sampling.min_tokens", sampling.min_tokens, f"at most sampling.max_tokens={sampling.max_tokens}"
         )
+    if config.order.columns is not None and prompt.template is None and prompt.template_file is None:
+        raise ConfigError("order.columns", config.order.columns, "null without a template (prompt.template)")
     if prompt.chat == "never":
         if prompt.messages_column is not None:
             raise ConfigError("prompt.chat", "never", "auto or always with prompt.messages_column")

@@ -1,4 +1,4 @@
-"""The rows that are read, tokenised and ordered together: as many as their token ids fit a stated memory."""
+"""The rows that are read, tokenised and ordered together: as many as fit a stated memory with their token ids."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ import pyarrow as pa
 from engine.request import Request, Sampling
 from runner.config import OrderConfig, SourceConfig
 from runner.draw_ids import draw_ids
-from runner.plan import highest_hit_tokens, order_rows
+from runner.plan import plan_prompts
 from runner.prompt import Prompt, PromptBuilder, RowError
 from runner.source_batch import Source
 
 RowIds = npt.NDArray[np.int64]
+
+ROW_BYTES = 250
+"""What a row takes beside its token ids: prompt, request and array, as measured. While a window is planned, it and its
+token ids take about twice as much."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ class Window:
 class WindowReader:
     """Reads the rows of a job that are not committed yet, window by window.
 
-    `carried_columns` go through to the output; an id column comes first among them.
+    `carried_columns` go through to the output; an id column comes first among them. Every row is to be
+    completed `samples` times.
 
     `stopped` is asked now and then; once it is true, or after `stop`, no further window comes.
     """
@@ -68,6 +73,7 @@ class WindowReader:
         block_size: int,
         committed: RowIds,
         stopped: Callable[[], bool],
+        samples: int = 1,
     ) -> None:
         self._source = source
         self._builder = builder
@@ -78,6 +84,7 @@ class WindowReader:
         self._block_size = block_size
         self._committed = committed
         self._stopped = stopped
+        self._samples = samples
         self._closed = False
 
     def stop(self) -> None:
@@ -88,7 +95,7 @@ class WindowReader:
         """The windows in source order; each is complete before it is handed on. Raises SourceError."""
         columns = list(dict.fromkeys((*self._builder.columns, *self._carried_columns)))
         batches: list[_Batch] = []
-        tokens = 0
+        held = 0
         for each in self._source.batches(columns, self._rows.skip, self._rows.limit):
             if self._closed or self._stopped():
                 return
@@ -96,10 +103,10 @@ class WindowReader:
             if batch is None:
                 continue
             batches.append(batch)
-            tokens += batch.prompt_tokens
-            if tokens * np.dtype(np.int32).itemsize >= self._order.window_bytes:
+            held += batch.held_bytes
+            if held >= self._order.window_bytes:
                 yield self._close(batches)
-                batches, tokens = [], 0
+                batches, held = [], 0
         if batches:
             yield self._close(batches)
 
@@ -118,8 +125,7 @@ class WindowReader:
         built = [row for batch in batches for row in batch.built]
         prompts = [row for row in built if isinstance(row, Prompt)]
         token_ids = [prompt.token_ids for prompt in prompts]
-        order = order_rows(token_ids, self._order.by)
-        by_prefix = order if self._order.by == "prefix" else order_rows(token_ids, "prefix")
+        plan = plan_prompts(token_ids, self._order.by, self._block_size)
         row_ids = np.concatenate([batch.row_ids for batch in batches])
         parts = [batch.carried for batch in batches if batch.carried is not None]
         carried = pa.Table.from_batches(parts).combine_chunks() if parts else None
@@ -128,12 +134,20 @@ class WindowReader:
             row_ids=row_ids,
             carried=carried,
             requests=[
-                Request(prompts[at].row_id, token_ids[at], self._sampling, draw_id=names[at]) for at in order.tolist()
+                Request(
+                    prompts[at].row_id,
+                    token_ids[at],
+                    self._sampling,
+                    draw_id=names[at],
+                    samples=self._samples,
+                    reuse=reuse,
+                )
+                for at, reuse in zip(plan.order.tolist(), plan.reuse, strict=True)
             ],
             errors=[row for row in built if isinstance(row, RowError)],
             texts={prompt.row_id: prompt.text for prompt in prompts if prompt.text is not None},
             prompt_tokens=sum(map(len, token_ids)),
-            highest_hit_tokens=highest_hit_tokens([token_ids[at] for at in by_prefix], self._block_size),
+            highest_hit_tokens=plan.highest_hit_tokens,
         )
 
     def _draw_ids(self, row_ids: RowIds, carried: pa.Table | None, prompts: Sequence[Prompt]) -> Sequence[int | None]:
@@ -189,5 +203,7 @@ class _Batch:
     built: list[Prompt | RowError]
 
     @property
-    def prompt_tokens(self) -> int:
-        return sum(len(row.token_ids) for row in self.built if isinstance(row, Prompt))
+    def held_bytes(self) -> int:
+        """Of the rows with their token ids; without texts and carried columns."""
+        token_ids = sum(row.token_ids.nbytes for row in self.built if isinstance(row, Prompt))
+        return token_ids + ROW_BYTES * len(self.built)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.admission import AdmissionRule
 from engine.batch import Batch
 from engine.engine import Engine
 from engine.executor import Drawn
@@ -40,7 +41,7 @@ def key_of(request: Request) -> int:
 def expected_output(request: Request, max_model_len: int, end: int = END, vocab: int = VOCAB) -> list[int]:
     """The output of a request that runs alone on a perfect engine."""
     context = request.token_ids.tolist()
-    limit = min(len(context) + request.sampling.max_tokens, max_model_len)
+    limit = min(len(context) + min(request.sampling.max_tokens, request.stop_after or max_model_len), max_model_len)
     output: list[int] = []
     while len(context) < limit and (not output or output[-1] != end):
         token = next_token(context, key_of(request), vocab)
@@ -100,6 +101,7 @@ class FakeExecutor:
         number = len(self.batches)
         self.batches.append(batch)
         self._change_tables(batch)
+        self._copy_blocks(batch)
         tokens = np.where(batch.token_ids < 0, self._last_tokens[-1 - batch.token_ids], batch.token_ids)
         assert np.all(tokens >= 0)
         assert len(np.unique(batch.slot_mapping)) == len(batch.slot_mapping), "two tokens of a step share a slot"
@@ -111,7 +113,12 @@ class FakeExecutor:
         assert np.all(counts[: batch.num_decodes] == 1)
         assert np.all(counts[batch.num_decodes :] > 1)
         sequences = np.searchsorted(batch.query_start[1:] - 1, batch.sampled_tokens)
-        assert np.array_equal(batch.slots[sequences], batch.sampled_slots)
+        own = np.isin(batch.sampled_slots, batch.slots)
+        assert np.array_equal(batch.slots[sequences[own]], batch.sampled_slots[own])
+        for leader, sample in zip(batch.slots[sequences[~own]], batch.sampled_slots[~own], strict=True):
+            held = -(-int(batch.context_lens[batch.slots == leader][0]) // self.block_size)
+            assert np.array_equal(self._tables[leader, :held], self._tables[sample, :held]), "a sample has other blocks"
+        self._check_prefixes(batch)
         drawn = np.array([self._draw(batch, row, int(at)) for row, at in enumerate(sequences)], np.int32)
         self._last_tokens[batch.sampled_slots] = drawn
         failed = np.isin(batch.sampling.row_key, np.array(list(self._poison), np.uint64))
@@ -126,6 +133,31 @@ class FakeExecutor:
         slots, places, blocks = batch.block_changes
         assert len(set(zip(slots.tolist(), places.tolist(), strict=True))) == len(slots), "a place changes twice"
         self._tables[slots, places] = blocks
+
+    def _copy_blocks(self, batch: Batch) -> None:
+        blocks = self.storage.reshape(-1, self.block_size)
+        sources, targets = batch.block_copies
+        assert len(np.unique(targets)) == len(targets)
+        assert not np.isin(targets, sources).any()
+        blocks[targets] = blocks[sources]
+
+    def _check_prefixes(self, batch: Batch) -> None:
+        """What decodes are said to share, their block tables must name alike, and each leave itself a key."""
+        if (prefixes := batch.prefixes) is None:
+            return
+        size, covered = self.block_size, np.zeros(batch.num_decodes, int)
+        for at, (slot, first, members, begin, end) in enumerate(prefixes.segments.tolist()):
+            assert members > 1
+            assert begin < end
+            mine = slice(first, first + members)
+            assert np.all(covered[mine] == begin)
+            assert np.all((prefixes.own_segments[mine] == at).sum(axis=1) == 1)
+            tables = self._tables[batch.slots[mine], begin // size : end // size]
+            assert np.all(tables == self._tables[slot, begin // size : end // size])
+            covered[mine] = end
+        assert np.array_equal(covered, prefixes.own_start)
+        assert np.all(covered < batch.context_lens[: batch.num_decodes])
+        assert np.array_equal((prefixes.own_segments >= 0).sum(), prefixes.segments[:, 2].sum())
 
     def _draw(self, batch: Batch, row: int, sequence: int) -> int:
         length = int(batch.context_lens[sequence])
@@ -152,6 +184,8 @@ def make_engine(
     poison: frozenset[int] = frozenset(),
     vocab: int = VOCAB,
     async_steps: bool = False,
+    group_prefixes: bool = True,
+    admission: AdmissionRule = "planned",
 ) -> tuple[Engine, FakeExecutor]:
     """An engine over a fake executor."""
     executor = FakeExecutor(num_blocks, block_size, fail_steps, poison, vocab, depth=int(async_steps))
@@ -161,7 +195,9 @@ def make_engine(
         num_blocks=num_blocks,
         block_size=block_size,
         prefix_cache=prefix_cache,
+        group_prefixes=group_prefixes,
         async_steps=async_steps,
+        admission=admission,
         end_token_ids=(END,),
     )
     return engine, executor
@@ -203,6 +239,6 @@ def check_invariants(engine: Engine) -> None:
     for block in free:
         assert not held[block]
         assert index.state(block) is BlockState.UNINDEXED
-    for block in pool._cached:
+    for block in pool._cached.blocks.tolist():
         assert not held[block]
         assert index.state(block) is BlockState.WRITTEN

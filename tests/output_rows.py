@@ -16,6 +16,7 @@ from runner.ledger import Ledger
 from runner.output_schema import completion_schema
 from runner.publish import publish
 from runner.sink import OutputRow, Sink
+from runner.step_totals import Occupancy
 from runner.summary import Summary
 
 FINGERPRINT = {
@@ -72,6 +73,9 @@ def step_stats(step: int, **changes: int) -> StepStats:
         "blocks_cached": 3,
         "blocks_free": 2,
         "slack_tokens": 7,
+        "shared_blocks": 0,
+        "duplicate_blocks": 0,
+        "copied_blocks": 0,
         "evictions": 0,
         "preemptions": 0,
         "gpu_allocated_bytes": 0,
@@ -110,6 +114,7 @@ def int32(*values: int) -> np.ndarray:
 def job_summary(**changes: Any) -> Summary:
     values: dict[str, Any] = {
         "rows": 1200,
+        "completions": 1200,
         "errors": 2,
         "prompt_tokens": 40_000,
         "cached_tokens": 30_000,
@@ -120,9 +125,18 @@ def job_summary(**changes: Any) -> Summary:
         "recomputed_tokens": 10,
         "highest_hit_rate": 0.8,
         "hit_rate": 0.75,
+        "inflight_hit_rate": 0.05,
+        "missed_hit_tokens": 2_000,
         "steps": 500,
         "mean_live_fraction": 0.93,
         "rows_waited": True,
+        "occupancy": Occupancy(live=0.85, cached=0.1, free=0.05),
+        "waiting_occupancy": Occupancy(live=0.93, cached=0.06, free=0.01),
+        "slack_fraction": 0.04,
+        "shared_blocks": 320.0,
+        "shared_fraction": 0.25,
+        "duplicate_blocks": 6,
+        "copied_blocks": 0,
         "preemptions": 3,
         "evictions": 7,
         "memory_plan": {"weights": 256 << 20, "pool": 1 << 30},

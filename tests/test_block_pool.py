@@ -7,6 +7,7 @@ import pytest
 
 from engine.block_pool import BlockPool, OutOfBlocksError
 from engine.prefix_index import BlockState, PrefixIndex
+from engine.request import Reuse
 
 
 def make_pool(num_blocks: int) -> tuple[BlockPool, PrefixIndex]:
@@ -101,3 +102,50 @@ def test_forgotten_blocks_become_free_unless_somebody_holds_them() -> None:
     assert counts(pool) == (1, 0, 3)
     pool.release(blocks[:1])
     assert counts(pool) == (0, 0, 4)
+
+
+def test_the_block_whose_next_use_is_farthest_is_evicted_tails_before_heads() -> None:
+    # trap 7
+    pool, index = make_pool(6)
+    near, far, never = (hold(pool, index, *content) for content in ((1, 1, 2, 2), (3, 3, 4, 4), (5, 5, 6, 6)))
+    pool.plan(never, 0, ())
+    pool.plan(far, 1, (Reuse(4, 20),))
+    pool.plan(near, 2, (Reuse(4, 5),))
+    for blocks in (near, far, never):
+        pool.release(blocks)
+    order = [int(pool.allocate(1)[0]) for _ in range(6)]
+    assert order == [*never[::-1], *far[::-1], *near[::-1]]
+
+
+def test_what_a_block_builds_on_outlives_it_even_if_nobody_comes_for_that() -> None:
+    # trap 7
+    pool, index = make_pool(3)
+    path = hold(pool, index, 1, 1, 2, 2)
+    other = hold(pool, index, 3, 3)
+    pool.plan(other, 0, ())
+    pool.plan(path[1:], 1, (Reuse(2, 9),))
+    pool.release(path)
+    pool.release(other)
+    assert [int(pool.allocate(1)[0]) for _ in range(3)] == [*other, *path[::-1]]
+
+
+def test_the_blocks_of_a_preempted_sequence_are_evicted_last() -> None:
+    pool, index = make_pool(4)
+    preempted, planned = hold(pool, index, 1, 1, 2, 2), hold(pool, index, 3, 3, 4, 4)
+    pool.plan(preempted, 0, ())
+    pool.plan(planned, 1, (Reuse(4, 1),))
+    pool.release(preempted, returning=True)
+    pool.release(planned)
+    assert set(pool.allocate(2).tolist()) == set(planned.tolist())
+    pool.acquire(preempted.tolist())
+    assert counts(pool) == (4, 0, 0)
+
+
+def test_forgetting_the_end_of_a_path_lets_what_is_left_of_it_be_evicted() -> None:
+    pool, index = make_pool(3)
+    path = hold(pool, index, 1, 1, 2, 2, 3, 3)
+    pool.release(path)
+    pool.forget(path[1:])
+    assert counts(pool) == (0, 1, 2)
+    assert sorted(pool.allocate(3).tolist()) == [0, 1, 2]
+    assert len(index) == 0

@@ -92,7 +92,7 @@ def test_completions_do_not_depend_on_how_the_job_is_run(tiny: TinyJob, sampling
     # traps 6, 12, 13
     kind = "seeded" if sampling else "greedy"
     plain = tiny.run(f"{kind}-plain", *sampling)
-    preempted = tiny.run(f"{kind}-tight", *sampling, PREEMPTING_POOL)
+    preempted = tiny.run(f"{kind}-tight", *sampling, PREEMPTING_POOL, "engine.admission=greedy")
     assert total(preempted.steps, "preemptions") > 0
     variants = {
         "no prefix cache": tiny.run(f"{kind}-cold", *sampling, "engine.prefix_cache=false"),
@@ -102,6 +102,7 @@ def test_completions_do_not_depend_on_how_the_job_is_run(tiny: TinyJob, sampling
         "input order": tiny.run(f"{kind}-input", *sampling, "order.by=input"),
         "longest first": tiny.run(f"{kind}-longest", *sampling, "order.by=longest"),
         "windows of few rows": tiny.run(f"{kind}-windows", *sampling, "order.window=1KiB"),
+        "every length reserved": tiny.run(f"{kind}-reserve", *sampling, PREEMPTING_POOL, "engine.admission=reserve"),
         "blocks of 64": tiny.run(f"{kind}-blocks", *sampling, "engine.block_size=64"),
     }
     assert total(variants["no prefix cache"].steps, "cached_tokens") == 0

@@ -93,3 +93,28 @@ def test_a_terminated_job_commits_what_is_finished_and_goes_on(
     assert process.returncode == 0, messages
     assert f"rows {ROWS}/{ROWS} (100%)" in messages
     assert Output(0, out).texts() == undisturbed.texts()
+
+
+def test_a_killed_job_with_samples_gives_each_row_all_of_them_once(job: TinyJob) -> None:
+    # trap 45
+    few = ["source.limit=60", "sampling.n=3", "sampling.temperature=1", "sink.commit_every=4"]
+
+    def start_few(out: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "runner", *arguments(job, out), *few]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    assert start_few("samples").wait() == 0
+    for kill_after in (2, 5):
+        process = start_few("samples-killed")
+        wait_for_commits(process, job.folder / "samples-killed", kill_after)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    process = start_few("samples-killed")
+    messages = process.communicate()[1]
+    assert process.returncode == 0, messages
+    assert "resuming:" in messages
+    rows = Output(0, job.folder / "samples-killed").completions
+    assert [(row["row_id"], row["sample"]) for row in rows] == [(row, each) for row in range(60) for each in range(3)]
+    expected = Output(0, job.folder / "samples").completions
+    assert [row["completion"] for row in rows] == [row["completion"] for row in expected]

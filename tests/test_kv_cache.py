@@ -33,3 +33,17 @@ def test_keys_and_values_of_every_layer_have_a_place_of_their_own_that_lasts() -
         keys, values = cache.layer(layer)
         assert keys.unique().tolist() == [10 * layer]
         assert values.unique().tolist() == [10 * layer + 1]
+
+
+def test_a_copied_block_holds_what_its_source_holds_in_every_layer_and_no_other_changes() -> None:
+    cache = KVCache(shape_of(torch.float32), 50, CPU)
+    for layer in range(3):
+        for each in cache.layer(layer):
+            each.copy_(torch.rand_like(each))
+    before = [each.clone() for layer in range(3) for each in cache.layer(layer)]
+    sources = torch.arange(0, 20)
+    cache.copy_blocks(sources, 25 + sources)  # more than are copied at once
+    for was, each in zip(before, (each for layer in range(3) for each in cache.layer(layer)), strict=True):
+        assert torch.equal(each[25:45], was[:20])
+        assert torch.equal(each[:25], was[:25])
+        assert torch.equal(each[45:], was[45:])

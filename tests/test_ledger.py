@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.fingerprint import FingerprintError
+from runner.fingerprint import FORMAT_VERSION, FingerprintError
 from runner.ledger import WITHOUT_RESTART
 from runner.output_schema import completion_schema
 from runner.records import LedgerError
@@ -37,7 +37,7 @@ def test_a_new_folder_is_created_with_its_fingerprint(tmp_path):
         assert ledger.committed_rows().tolist() == []
     run = json.loads((out / "run.json").read_text())
     assert run["model"] == FINGERPRINT["model"]
-    assert run["format_version"] == 1
+    assert run["format_version"] == FORMAT_VERSION
     assert run["versions"] == {"torch": "2"}
     assert run["columns"]["row_id"] == "int64"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine.kv_cache import KVCacheShape
-from engine.memory_plan import CPU_POOL_BYTES, MemoryPlan, OutOfMemoryError, plan_memory
+from engine.memory_plan import CPU_POOL_BYTES, MemoryPlan, OutOfMemoryError, plan_memory, plan_steps
 from engine.models.config import read_model_config
 from engine.models.decoder import Decoder
 from engine.models.loader import load_decoder
@@ -73,3 +74,38 @@ def test_weights_are_the_bytes_of_the_parameters_a_tied_head_counted_once(tmp_pa
 def test_a_plan_reads_as_its_parts_that_are_known_in_gib() -> None:
     found = MemoryPlan(weights=3 << 30, activations=0, graphs=0, pool=1 << 29, reserve=0, others=0, num_blocks=7)
     assert str(found) == "weights 3.00 GiB, pool 0.50 GiB: 7 blocks"
+
+
+def plan_of_a_gpu(room: int, bytes_a_token: int) -> Callable[[Limits], MemoryPlan]:
+    """Plans of a device where a step takes memory by its tokens and the pool, of 100 bytes a block, gets the rest."""
+
+    def planned(limits: Limits) -> MemoryPlan:
+        activations = bytes_a_token * limits.max_batch_tokens
+        if activations >= room:
+            raise OutOfMemoryError("not even one block")
+        blocks = (room - activations) // 100
+        return MemoryPlan(0, activations, 0, 100 * blocks, 0, 0, blocks)
+
+    return planned
+
+
+@pytest.mark.parametrize(("bytes_a_token", "tokens"), [(1, 8192), (30, 8192), (31, 4096), (100, 2048), (130, 1024)])
+def test_steps_that_leave_the_pool_too_little_are_halved(bytes_a_token: int, tokens: int) -> None:
+    limits, found = plan_steps(
+        plan_of_a_gpu(1_000_000, bytes_a_token), Limits(16, 8192, 4096), choose_tokens=True, choose_seqs=True
+    )
+    assert limits == Limits(16, tokens, 4096)
+    assert found.activations == bytes_a_token * tokens
+
+
+def test_given_steps_are_kept_and_no_more_sequences_run_than_there_are_blocks() -> None:
+    plans = plan_of_a_gpu(900_000, 100)
+    limits, found = plan_steps(plans, Limits(2000, 8192, 4096), choose_tokens=False, choose_seqs=True)
+    assert (limits.max_batch_tokens, limits.max_seqs, found.num_blocks) == (8192, 808, 808)
+    limits, _ = plan_steps(plans, Limits(2000, 8192, 4096), choose_tokens=False, choose_seqs=False)
+    assert limits.max_seqs == 2000
+
+
+def test_where_even_small_steps_do_not_fit_the_refusal_is_passed_on() -> None:
+    with pytest.raises(OutOfMemoryError, match="not even one block"):
+        plan_steps(plan_of_a_gpu(900, 1), Limits(16, 8192, 4096), choose_tokens=True, choose_seqs=True)

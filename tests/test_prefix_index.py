@@ -116,3 +116,9 @@ def test_a_path_that_parts_from_the_remembered_one_is_found_beyond_it() -> None:
     assert index.match(tokens(1, 2, 5, 6), 2) == [3, 6]
     assert index.match(tokens(1, 9, 5, 6), 2) == []
     assert index.match(tokens(1, 2, 5, 6), 2) == [3, 6]
+
+
+def test_leaves_and_what_comes_before_a_path_are_known() -> None:
+    index = index_of(blocks=[3, 4], content=tokens(1, 2, 3, 4))
+    assert index.are_leaves(np.array([3, 4, 9], np.int32)).tolist() == [False, True, True]
+    assert (index.before([4]), index.before([3, 4]), index.before([8, 4]), index.before([])) == (3, ROOT, 3, ROOT)

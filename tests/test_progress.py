@@ -88,6 +88,13 @@ def test_rates_are_of_the_time_since_the_last_line():
     assert "in 0 tok/s | out 3 tok/s" in second
 
 
+def test_the_time_left_counts_all_samples_of_a_row():
+    # 4 of 10 rows of 3 samples are done, each of 10 tokens, the first of which comes from the prefill.
+    rest = work(rows_done=4, samples=3, max_tokens=100, output_tokens=120)
+    totals = totals_of(prefill_tokens=1000, decode_tokens=108)
+    assert rest.tokens_left(totals) == pytest.approx(6 * 30)
+
+
 def test_the_time_left_counts_tokens_not_rows():  # trap 56
     # 9 of 10 short rows are done, and the last, long one is most of the work.
     rest = work(rows_done=9, prompt_tokens=900, output_tokens=90)

@@ -24,8 +24,10 @@ from runner.records import (
 from runner.storage import StorageError, write_json
 
 FILE = FileRecord("shard-00000-part-00000.parquet", rows=3, size=1000, sha256="ab" * 32)
-COMMIT = CommitRecord(2, "f" * 64, 4, 9, RowTotals(3, 1, 20, 8, 6), FILE, None)
-PUBLICATION = PublishRecord(2, "f" * 64, RowTotals(3, 1, 20, 8, 6), (FILE,), (), {"rows": 3, "seconds": {"load": 1.5}})
+COMMIT = CommitRecord(2, "f" * 64, 4, 9, RowTotals(3, 3, 1, 20, 8, 6), FILE, None)
+PUBLICATION = PublishRecord(
+    2, "f" * 64, RowTotals(3, 3, 1, 20, 8, 6), (FILE,), (), {"rows": 3, "seconds": {"load": 1.5}}
+)
 READERS = pytest.mark.parametrize("read", [read_commit, read_publication, read_object])
 
 Read = Callable[[Path], Any]
@@ -131,6 +133,6 @@ def test_one_kind_of_record_is_not_taken_for_the_other(tmp_path: Path) -> None:
 
 
 def test_totals_add_up_and_differ_field_by_field() -> None:
-    assert RowTotals(1, 2, 3, 4, 5) + RowTotals(10, 20, 30, 40, 50) == RowTotals(11, 22, 33, 44, 55)
-    assert sum([RowTotals(1, 2, 3, 4, 5)] * 2, RowTotals()) == RowTotals(2, 4, 6, 8, 10)
-    assert RowTotals(11, 22, 33, 44, 55) - RowTotals(10, 20, 30, 40, 50) == RowTotals(1, 2, 3, 4, 5)
+    assert RowTotals(1, 2, 3, 4, 5, 6) + RowTotals(10, 20, 30, 40, 50, 60) == RowTotals(11, 22, 33, 44, 55, 66)
+    assert sum([RowTotals(1, 2, 3, 4, 5, 6)] * 2, RowTotals()) == RowTotals(2, 4, 6, 8, 10, 12)
+    assert RowTotals(11, 22, 33, 44, 55, 66) - RowTotals(10, 20, 30, 40, 50, 60) == RowTotals(1, 2, 3, 4, 5, 6)

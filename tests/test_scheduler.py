@@ -26,7 +26,9 @@ class Steps:
         self.index = PrefixIndex(num_blocks, BLOCK_SIZE)
         self.pool = BlockPool(num_blocks, self.index)
         self.table = SequenceTable(max_seqs, BLOCK_SIZE)
-        self.scheduler = Scheduler(self.table, self.pool, self.index, self.limits, prefix_cache=prefix_cache)
+        self.scheduler = Scheduler(
+            self.table, self.pool, self.index, self.limits, prefix_cache=prefix_cache, admission="greedy"
+        )
 
     def add(self, *prompt_lengths: int) -> None:
         """Rows 0, 1, ... of these lengths, behind those that wait."""

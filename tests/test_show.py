@@ -17,10 +17,11 @@ PREFIX = {
 }
 
 
-def write_output(out: Path, rows: int) -> None:
+def write_output(out: Path, rows: int, samples: int = 1) -> None:
     completions = {
         "row_id": range(rows),
         "id": range(100, 100 + rows),
+        "sample": pa.array([row % samples for row in range(rows)], pa.int32()),
         "completion": [None if row == 1 else f" text {row}\nTopic: x" for row in range(rows)],
         "error": ["too long" if row == 1 else None for row in range(rows)],
         "output_tokens": [3] * rows,
@@ -66,3 +67,11 @@ def test_an_empty_output_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_folder_without_a_finished_job_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show.main([str(tmp_path)]) == 2
     assert "no finished job" in capsys.readouterr().err
+
+
+def test_samples_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_output(tmp_path, 4, samples=2)
+    assert show.main([str(tmp_path), "--rows", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert "row 0, id 100, sample 0\n" in shown
+    assert "row 3, id 103, sample 1\n" in shown

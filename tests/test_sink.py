@@ -77,7 +77,14 @@ def test_a_part_is_sorted_and_recorded_with_its_files(tmp_path):
         "size": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
-    assert record["totals"] == {"rows": 4, "errors": 1, "prompt_tokens": 30, "cached_tokens": 12, "output_tokens": 9}
+    assert record["totals"] == {
+        "rows": 3,
+        "completions": 4,
+        "errors": 1,
+        "prompt_tokens": 20,
+        "cached_tokens": 8,
+        "output_tokens": 9,
+    }
     assert (record["attempt"], record["first_row_id"], record["last_row_id"]) == (1, 2, 9)
     assert record["fingerprint"] == ledger.fingerprint_digest
 
@@ -280,3 +287,19 @@ def test_a_full_disk_loses_only_the_part_being_written(tmp_path):
             sink.write([output_row(row) for row in range(1, 1000)], None)
         publish_rows(ledger, 1000)
     assert row_ids_of(tmp_path / "completions") == list(range(1000))
+
+
+@pytest.mark.parametrize(
+    ("keys", "part_rows"),
+    [({"rows_per_part": 7}, [6, 6, 3]), ({"rows_per_part": 1}, [3] * 5), ({"commit_every": "2"}, [6, 6, 3])],
+)
+def test_all_samples_of_a_row_go_into_one_part(tmp_path: Path, keys: dict[str, object], part_rows: list[int]):
+    # trap 45
+    rows = [output_row(row, sample=sample) for row in (4, 2, 0, 3, 1) for sample in (1, 2, 0)]
+    with open_ledger(tmp_path) as ledger, Sink(ledger, config(tmp_path, **keys), samples=3) as sink:
+        sink.write(rows[:3], None)
+        sink.write(rows[3:], None)
+    parts = [pq.read_table(path, columns=["row_id"]).column(0).to_pylist() for path in ledger.completion_parts]
+    assert [len(part) for part in parts] == part_rows
+    assert all(part.count(row) == 3 for part in parts for row in part)
+    assert (ledger.totals.rows, ledger.totals.completions, ledger.totals.prompt_tokens) == (5, 15, 50)

@@ -66,7 +66,12 @@ def test_graphs_on_a_cpu_are_refused_and_asynchronous_steps_are_not(config: Mode
 
 def test_on_a_cpu_float32_and_the_models_own_length_are_chosen(config: ModelConfig) -> None:
     assert resolved(config) == Resolved(
-        torch.device("cpu"), torch.float32, Limits(64, 1024, 512), cuda_graphs=False, async_steps=False
+        torch.device("cpu"),
+        torch.float32,
+        Limits(64, 1024, 512),
+        cuda_graphs=False,
+        async_steps=False,
+        group_prefixes=False,
     )
 
 
@@ -135,10 +140,10 @@ def test_a_length_beyond_the_pool_is_refused_with_what_the_pool_holds(folder: Pa
     assert (caught.value.key, caught.value.value) == ("engine.max_model_len", 321)
 
 
-def test_a_length_left_open_is_lowered_to_what_the_pool_holds(folder: Path) -> None:
+def test_a_length_and_a_number_of_sequences_left_open_are_lowered_to_what_the_pool_holds(folder: Path) -> None:
     engine = started(folder)
     assert engine.memory_plan.num_blocks == 20
-    assert engine.engine.limits == Limits(64, 1024, 320)
+    assert engine.engine.limits == Limits(20, 1024, 320)
     assert (engine.device_name, engine.peak_bytes()) == ("cpu", 0)
 
 

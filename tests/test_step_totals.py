@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from runner.step_totals import StatsTotals
@@ -52,3 +54,34 @@ def test_the_steps_since_a_copy_are_told_apart():
     totals.add(step_stats(1, blocks_live=2))
     assert earlier.steps == 1
     assert totals.since(earlier).live_fraction == pytest.approx(0.2)
+
+
+def test_the_pool_is_told_by_time_with_live_cached_and_free_apart():
+    totals = totals_of(
+        step_stats(0, waiting=2, blocks_live=8, blocks_cached=2, blocks_free=0, duration_us=3000),
+        step_stats(1, waiting=0, blocks_live=2, blocks_cached=6, blocks_free=2, duration_us=1000),
+    )
+    assert dataclasses.astuple(totals.occupancy) == pytest.approx((0.65, 0.3, 0.05))
+    assert totals.waiting_occupancy is not None
+    assert dataclasses.astuple(totals.waiting_occupancy) == pytest.approx((0.8, 0.2, 0.0))
+    assert totals_of(step_stats(0, waiting=0)).waiting_occupancy is None
+
+
+def test_hits_of_the_filling_step_are_a_part_of_the_hits():
+    totals = totals_of(step_stats(0, prefill_tokens=20, cached_tokens=60, inflight_hit_tokens=40))
+    assert (totals.hit_rate, totals.inflight_hit_rate) == (0.75, 0.5)
+
+
+def test_shared_blocks_and_slack_are_means_over_time():
+    totals = totals_of(
+        step_stats(0, blocks_live=5, shared_blocks=15, slack_tokens=8, duration_us=1000),
+        step_stats(1, blocks_live=5, shared_blocks=3, slack_tokens=24, duration_us=3000),
+    )
+    assert totals.shared_blocks == 6
+    assert totals.shared_fraction == pytest.approx(6 / 11)
+    assert totals.slack_fraction(block_size=16) == pytest.approx(20 / 80)
+
+
+def test_copied_and_duplicate_blocks_add_up():
+    totals = totals_of(step_stats(0, duplicate_blocks=2, copied_blocks=1), step_stats(1, copied_blocks=3))
+    assert (totals.duplicate_blocks, totals.copied_blocks) == (2, 4)

@@ -16,13 +16,13 @@ from runner.config import OrderConfig, PromptConfig, SourceConfig
 from runner.plan import highest_hit_tokens, order_rows
 from runner.prompt import PromptBuilder
 from runner.source import SourceError
-from runner.window import ReadAhead, Window, WindowReader
+from runner.window import ROW_BYTES, ReadAhead, Window, WindowReader
 from tests.source_rows import open_path, write_parquet
 from tests.tiny_tokenizer import byte_level_tokenizer
 
 GROUP = 4  # rows of a row group, and so of a batch
 TOKENS = 5  # of every prompt
-BATCH_BYTES = GROUP * TOKENS * 4
+BATCH_BYTES = GROUP * (TOKENS * 4 + ROW_BYTES)
 ROWS = 22
 
 
@@ -97,6 +97,24 @@ def test_requests_stand_in_the_order_asked_for_and_hits_are_counted_in_prefix_or
     assert [request.token_ids.tolist() for request in window.requests] == [ids[row] for row in requested(window)]
     in_order = [arrays[row] for row in order_rows(arrays, "prefix")]
     assert window.highest_hit_tokens == highest_hit_tokens(in_order, 2) > 0
+
+
+@pytest.mark.parametrize("by", ["prefix", "input", "longest"])
+def test_requests_know_the_later_ones_of_their_window_that_begin_alike(tmp_path: Path, by: str) -> None:
+    (window,) = reader(write_rows(tmp_path), window=10**6, by=by)
+    known = 0
+    for at, each in enumerate(window.requests):
+        for tokens, distance in each.reuse:
+            later = window.requests[at + distance]
+            assert each.token_ids[:tokens].tolist() == later.token_ids[:tokens].tolist()
+            assert tokens % 2 == 0, "whole blocks"
+            known += 1
+    assert known > ROWS // 2
+
+
+def test_rows_that_cannot_run_fill_a_window_too(tmp_path: Path) -> None:
+    windows = list(reader(write_rows(tmp_path, [None] * ROWS), window=2 * GROUP * ROW_BYTES))
+    assert [len(window.errors) for window in windows] == [8, 8, 6]
 
 
 def test_committed_rows_are_left_out_and_the_others_keep_their_ids(tmp_path: Path) -> None:

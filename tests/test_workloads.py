@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from benchmarks.workloads import LARGEST_ID, WORKLOADS, Work, in_prefix_order, totals
+from benchmarks.workloads import LARGEST_ID, ORDERS, WORKLOADS, Work, in_prefix_order, ordered, planned, totals
 
 DIGESTS = {
     "nano": "4db39767352f329f1708cf5a835f665c",
@@ -51,6 +51,49 @@ def test_prefix_order_brings_shuffled_groups_together() -> None:
     ordered = in_prefix_order(WORKLOADS["groups"](0.05))
     documents = [item.prompt[:2000].tobytes() for item in ordered]
     assert [documents.index(document) // 8 for document in documents] == [index // 8 for index in range(40)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_an_order_keeps_every_request(name: str, order: str) -> None:
+    work = WORKLOADS[name](0.02)
+    assert sorted(map(id, ordered(work, order))) == sorted(map(id, work))
+
+
+def test_question_major_order_asks_every_document_before_any_of_them_again() -> None:
+    work = ordered(WORKLOADS["rag"](0.02), "question-major")
+    documents = [item.prompt[:3000].tobytes() for item in work]
+    assert len(set(documents)) == 10
+    assert documents == documents[:10] * 8
+
+
+def test_groups_of_different_sizes_drop_out_of_question_major_order_one_by_one() -> None:
+    def work(*tokens: int) -> Work:
+        return Work(np.array((*[tokens[0]] * 16, *tokens), np.int32), 1)
+
+    first, second, only, third = work(1, 0), work(1, 1), work(2, 0), work(1, 2)
+    assert list(map(id, ordered([third, only, second, first], "question-major"))) == list(
+        map(id, [first, only, second, third])
+    )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_plan_names_the_next_request_with_the_same_document(order: str) -> None:
+    work = WORKLOADS["rag"](0.01)
+    plan = planned(work, order, 16)
+    assert [id(item) for item, _ in plan] == list(map(id, ordered(work, order)))
+    documents = [item.prompt[:3000].tobytes() for item, _ in plan]
+    for at, (_, reuse) in enumerate(plan):
+        later = documents[at + 1 :]
+        if documents[at] in later:
+            assert reuse[-1] == (3000 // 16 * 16, 1 + later.index(documents[at]))
+        else:
+            assert reuse == ()
+
+
+def test_an_unknown_order_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="'sideways'; accepted: sorted, shuffled, question-major"):
+        ordered([], "sideways")
 
 
 def test_totals_count_whole_blocks_and_leave_a_token_to_compute() -> None:
