@@ -12,14 +12,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.bound import DEVICE, bound_seconds, read_model_cost
 from benchmarks.kernel_profile import KernelProfile, fullest_steps, profile_kernels
 from benchmarks.options import BLOCK_SIZE, read_workload, workload_parser
 from benchmarks.provenance import provenance
 from benchmarks.step_table import step_table
-from benchmarks.workloads import LARGEST_ID, Work, in_prefix_order, totals
+from benchmarks.workloads import LARGEST_ID, ORDERS, Work, planned, totals
+from engine.admission import AdmissionRule
 from engine.engine import Engine
 from engine.kv_cache import KVCacheShape
 from engine.memory_plan import OutOfMemoryError
@@ -30,6 +31,8 @@ from engine.stats import StepStats
 
 WARM_UP_REQUESTS, WARM_UP_TOKENS = 16, 8
 PROFILED_STEPS = 100
+HIDDEN_CAP = 2048
+"""New tokens that the engine has to reckon with where it is not told the lengths."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -44,20 +47,24 @@ def main(arguments: list[str] | None = None) -> None:
     except OutOfMemoryError as error:
         parser.error(f"--kv-blocks {options.kv_blocks}: {_with_options(str(error))}")
     start_seconds = time.perf_counter() - begin
-    _complete(started.engine, _warm_up(work), options.temperature)
-    seconds, steps, host_us = _complete(started.engine, work, options.temperature)
+    _complete(started.engine, _warm_up(work), options)
+    seconds, steps, host_us = _complete(started.engine, work, options)
     print(step_table(steps, host_us), file=sys.stderr)
     memory = _memory(started)
     window = fullest_steps([step.running for step in steps], PROFILED_STEPS)
     profile = None
     if options.profile and started.device.type == "cuda":
-        profile = _profile(started.engine, work, options.temperature, window)
+        profile = _profile(started.engine, work, options, window)
         print(profile.table(len(window)), file=sys.stderr)
     line = {
         "workload": options.workload,
         "model": options.model.name,
         "scale": options.scale,
         "temperature": options.temperature,
+        "order": options.order,
+        "admission": options.admission,
+        "hidden_lengths": options.hide_lengths,
+        "group_prefixes": resolved.group_prefixes,
         "cuda_graphs": resolved.cuda_graphs,
         "async_steps": resolved.async_steps,
         "start_seconds": round(start_seconds, 2),
@@ -74,8 +81,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _options() -> argparse.ArgumentParser:
     parser = workload_parser(__doc__)
+    parser.add_argument("--order", choices=ORDERS, default="sorted", help="of the requests (%(default)s)")
     parser.add_argument("--no-graphs", action="store_true", help="launch kernel by kernel, from no captured graph")
     parser.add_argument("--no-async", action="store_true", help="read each step's tokens before the next is launched")
+    parser.add_argument("--admission", choices=get_args(AdmissionRule), default="planned", help="(%(default)s)")
+    parser.add_argument(
+        "--hide-lengths", action="store_true", help=f"allow {HIDDEN_CAP} new tokens, and stop at the workload's length"
+    )
+    parser.add_argument("--no-grouping", action="store_true", help="read shared prefixes with every sequence")
     parser.add_argument("--profile", action="store_true", help="run again under a profiler; kernels go to stderr")
     return parser
 
@@ -95,6 +108,8 @@ def _start(options: argparse.Namespace) -> tuple[Started, Resolved]:
         max_model_len=options.max_len,
         cuda_graphs=False if options.no_graphs else None,
         async_steps=False if options.no_async else None,
+        admission=options.admission,
+        group_prefixes=False if options.no_grouping else None,
     )
     resolved = resolve(settings, config)
     if options.kv_blocks is not None:
@@ -113,20 +128,24 @@ def _warm_up(work: list[Work]) -> list[Work]:
     return [Work(item.prompt[:-65:-1], WARM_UP_TOKENS) for item in work[:WARM_UP_REQUESTS]]
 
 
-def _add(engine: Engine, work: list[Work], temperature: float) -> None:
-    for row, item in enumerate(in_prefix_order(work)):
-        sampling = Sampling(temperature=temperature, max_tokens=item.new_tokens, ignore_eos=True)
-        engine.add(Request(row, item.prompt, sampling))
+def _add(engine: Engine, work: list[Work], options: argparse.Namespace) -> None:
+    for row, (item, reuse) in enumerate(planned(work, options.order, BLOCK_SIZE)):
+        most = max(HIDDEN_CAP, item.new_tokens) if options.hide_lengths else item.new_tokens
+        sampling = Sampling(temperature=options.temperature, max_tokens=most, ignore_eos=True)
+        hidden = item.new_tokens if options.hide_lengths else None
+        engine.add(Request(row, item.prompt, sampling, reuse=reuse, stop_after=hidden))
 
 
-def _complete(engine: Engine, work: list[Work], temperature: float) -> tuple[float, list[StepStats], list[int]]:
+def _complete(
+    engine: Engine, work: list[Work], options: argparse.Namespace
+) -> tuple[float, list[StepStats], list[int]]:
     """Run all requests; seconds from ordering the first to completing the last, and of each step the
     statistics and the microseconds that the call which finished it kept the host busy."""
     steps: list[StepStats] = []
     host_us: list[int] = []
     output_tokens = 0
     begin = time.perf_counter()
-    _add(engine, work, temperature)
+    _add(engine, work, options)
     while engine.has_work:
         result = engine.step()
         for completion in result.completions:
@@ -143,12 +162,12 @@ def _complete(engine: Engine, work: list[Work], temperature: float) -> tuple[flo
     return seconds, steps, host_us
 
 
-def _profile(engine: Engine, work: list[Work], temperature: float, window: range) -> KernelProfile:
+def _profile(engine: Engine, work: list[Work], options: argparse.Namespace, window: range) -> KernelProfile:
     """Run the steps of `window` under the profiler, after those before it; the rest is cancelled.
 
     Other token ids in the same order give the same schedule, and find nothing in the prefix cache.
     """
-    _add(engine, [Work(item.prompt + 1, item.new_tokens) for item in work], temperature)
+    _add(engine, [Work(item.prompt + 1, item.new_tokens) for item in work], options)
     _step(engine, window.start)
     profile = profile_kernels(lambda: _step(engine, len(window)))
     engine.cancel()

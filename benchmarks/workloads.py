@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.request import TokenIds
-from runner.plan import highest_hit_tokens, order_rows
+from engine.request import Reuse, TokenIds
+from runner.plan import highest_hit_tokens, order_rows, plan_prompts
 
 LARGEST_ID = 19_999
 """No workload uses a larger token id, so that any model's vocabulary will do."""
@@ -66,9 +67,61 @@ WORKLOADS: dict[str, Callable[[float], list[Work]]] = {
 """Each takes the share of its requests to make, at least one (request or group)."""
 
 
+ORDERS = ("sorted", "shuffled", "question-major")
+"""As `ordered` knows them."""
+GROUP_TOKENS = 16
+"""Prompts that start with the same so many tokens are of one group: drawn ids never agree so far by chance."""
+
+
 def in_prefix_order(work: list[Work]) -> list[Work]:
     """The order in which a job runs them: prompts that share a prefix are neighbours."""
     return [work[row] for row in order_rows([item.prompt for item in work], "prefix")]
+
+
+def ordered(work: list[Work], order: str) -> list[Work]:
+    """The requests in one of `ORDERS`.
+
+    "sorted" is prefix order, "shuffled" the order in which the workload is made, and "question-major" takes the first
+    request of every group, then the second of each, and so on: every document's question i before any question i + 1.
+
+    Raises:
+        ValueError: another `order`.
+    """
+    if order == "sorted":
+        return in_prefix_order(work)
+    if order == "shuffled":
+        return work
+    if order == "question-major":
+        return _in_turn(in_prefix_order(work))
+    raise ValueError(f"order {order!r}; accepted: {', '.join(ORDERS)}")
+
+
+def planned(work: list[Work], order: str, block_size: int) -> list[tuple[Work, tuple[Reuse, ...]]]:
+    """The requests in one of `ORDERS`, each with what is needed again of its prompt (`Request.reuse`).
+
+    Raises:
+        ValueError: another `order`.
+    """
+    if order == "sorted":  # planning sorts, too: once is enough
+        plan = plan_prompts([item.prompt for item in work], "prefix", block_size)
+        in_order = [work[row] for row in plan.order]
+    else:
+        in_order = ordered(work, order)
+        plan = plan_prompts([item.prompt for item in in_order], "input", block_size)
+    return list(zip(in_order, plan.reuse, strict=True))
+
+
+def _in_turn(work: list[Work]) -> list[Work]:
+    """One request of each group by turns; groups and the requests of each keep their order."""
+    turns: list[list[Work]] = []
+    seen: Counter[bytes] = Counter()
+    for item in work:
+        group = item.prompt[:GROUP_TOKENS].tobytes()
+        if seen[group] == len(turns):
+            turns.append([])
+        turns[seen[group]].append(item)
+        seen[group] += 1
+    return [item for turn in turns for item in turn]
 
 
 def totals(work: list[Work], block_size: int) -> dict[str, float]:
