@@ -59,7 +59,7 @@ def _chat(outputs: Callable[[np.random.Generator, int], npt.NDArray[Any]]) -> Ca
 
     def make(scale: float) -> Traffic:
         rng = np.random.default_rng(2)
-        rows = max(1, round(8192 * scale))
+        rows = max(1, round(16_384 * scale))
         prompts = np.clip(rng.lognormal(4.7, 1.2, rows), 4, 4096).astype(np.int64)
         return Traffic(prompts, np.clip(outputs(rng, rows), 1, 2048).astype(np.int64), 2048, 65_536)
 
@@ -69,7 +69,7 @@ def _chat(outputs: Callable[[np.random.Generator, int], npt.NDArray[Any]]) -> Ca
 def _long(scale: float) -> Traffic:
     """1,000 tokens in and 4,000 to 6,000 out, under the cap that 8,192 tokens a sequence leave."""
     rng = np.random.default_rng(5)
-    rows = max(1, round(1024 * scale))
+    rows = max(1, round(2048 * scale))
     return Traffic(np.full(rows, 1000, np.int64), rng.integers(4000, 6001, rows), 7192, 299_584)
 
 

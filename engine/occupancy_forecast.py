@@ -13,11 +13,12 @@ from engine.sequence import SequenceTable
 
 Figures = npt.NDArray[np.float64]
 
-DEVIATIONS = 1.5
+DEVIATIONS = 1.75
 """Standard deviations above the expected use that must still fit: with 1, long outputs are preempted more than once in
 a hundred rows; with 2, occupancy falls by another point (`benchmarks.simulate_admission`)."""
-SPARE_SHARE = 0.015
-"""Share of the pool that the forecast leaves alone: what happens between two of its times, and what it misjudges."""
+SPARE_SHARE, MOST_SPARE_SHARE = 0.01, 0.025
+"""Shares of the pool. The forecast leaves the first alone for what it misjudges, and beside it the blocks of one
+sequence, which may end a little after the time that was looked at; both together never more than the second."""
 FEWEST_TRIED = 32
 """So many sequences are tried at once before any has ended, however far their limits lie."""
 MOST_TIMES, MOST_CELLS = 128, 24_576
@@ -59,6 +60,10 @@ class _Rows(NamedTuple):
     blocks: Figures
     rate: Figures
 
+    def take(self, rows: Counts) -> _Rows:
+        """Some of the rows, by their indices."""
+        return _Rows(self.ages[rows], self.left[rows], self.curves[rows], self.blocks[rows], self.rate[rows])
+
 
 class OccupancyForecast:
     """The expected number of blocks in use at some coming times, and its variance, if nothing else starts.
@@ -83,6 +88,9 @@ class OccupancyForecast:
             + np.square(self._times) * (np.square(running.rate) @ doubt)
         )
         self._add_shared(table, alive)
+        peak = int(self.mean.argmax())
+        one = self.mean[peak] / max(1.0, float(alive[:, peak].sum()))
+        self._most = num_blocks - min(SPARE_SHARE * num_blocks + one, MOST_SPARE_SHARE * num_blocks)
 
     def take(self, newcomer: Newcomer, *, alone: bool) -> bool:
         """Add a sequence, if the pool will hold it, too, or it is `alone` in it; whether it was added."""
@@ -92,7 +100,7 @@ class OccupancyForecast:
         mean = self.mean + alive * blocks
         variance = self.variance + (alive - alive * alive) * np.square(blocks)
         peak = float((mean + DEVIATIONS * np.sqrt(variance)).max())
-        if peak > self._num_blocks * (1 - SPARE_SHARE) and not alone:
+        if peak > self._most and not alone:
             return False
         self.mean, self.variance = mean, variance
         return True
@@ -127,10 +135,11 @@ class OccupancyForecast:
     def _choose_times(self, running: _Rows, first: _Rows) -> Figures:
         """Now, and when ends are likely: use has its peaks right before them."""
         most = max(1, min(MOST_TIMES, MOST_CELLS // max(1, len(running.ages))) - NEWCOMER_TIMES - 2)
-        sample = _Rows(*(each[:: 1 + len(each) // MOST_TIMES] for each in running))
-        ends = np.sort(self._likely_left(sample, np.arange(1, len(sample.ages) + 1) * GOLDEN_RATIO % 1))
+        sample = running.take(np.arange(0, len(running.ages), 1 + len(running.ages) // MOST_TIMES))
+        chances = np.asarray(np.arange(1, len(sample.ages) + 1) * GOLDEN_RATIO % 1, np.float64)
+        ends = np.sort(self._likely_left(sample, chances))
         chosen = ends[np.linspace(0, len(ends) - 1, min(most, len(ends))).astype(np.int64)]
-        again = _Rows(*(np.repeat(each, NEWCOMER_TIMES) for each in first))
+        again = first.take(np.zeros(NEWCOMER_TIMES, np.int64))
         own = self._likely_left(again, (np.arange(NEWCOMER_TIMES) + 0.5) / NEWCOMER_TIMES)
         return np.sort(np.concatenate((np.zeros(1), chosen, own, first.left - 1.0)))
 

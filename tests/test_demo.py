@@ -38,7 +38,7 @@ def test_the_demos_completions_do_not_depend_on_the_schedule(sampling: list[str]
     # traps 6, 12
     plain, steps = run(tmp_path / "plain", *sampling)
     assert sum(step["cached_tokens"] for step in steps) > 0
-    tight, steps = run(tmp_path / "tight", *sampling, "engine.kv_memory=30MiB")
+    tight, steps = run(tmp_path / "tight", *sampling, "engine.kv_memory=30MiB", "engine.admission=greedy")
     assert sum(step["preemptions"] for step in steps) > 0
     assert tight == plain
     cold, steps = run(tmp_path / "cold", *sampling, "engine.prefix_cache=false")

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.occupancy_forecast import DEVIATIONS, FEWEST_TRIED, SPARE_SHARE, Newcomer, OccupancyForecast
+from engine.occupancy_forecast import (
+    DEVIATIONS,
+    FEWEST_TRIED,
+    MOST_SPARE_SHARE,
+    SPARE_SHARE,
+    Newcomer,
+    OccupancyForecast,
+)
 from engine.output_lengths import NO_GROUP, OutputLengths
 from engine.request import Request, Sampling
 from engine.sequence import Sequence, SequenceTable
@@ -58,7 +65,8 @@ def test_a_newcomer_is_taken_as_long_as_the_peak_fits() -> None:
     lengths = lengths_of([], table)
     lengths.record(np.array([64]), np.zeros(1, np.bool_), np.array([NO_GROUP]))
     peak = blocks_of(160 + 63) + blocks_of(320 + 63)
-    enough, short = int(np.ceil(peak / (1 - SPARE_SHARE))), int(peak / (1 - SPARE_SHARE)) - 1
+    # The row that runs is more than a fortieth of the pool.
+    enough, short = int(np.ceil(peak / (1 - MOST_SPARE_SHARE))), int(peak / (1 - MOST_SPARE_SHARE)) - 1
     for num_blocks, fits in ((enough, True), (short, False)):
         forecast = OccupancyForecast(table, lengths, num_blocks, newcomer(320, 64))
         assert forecast.take(newcomer(320, 64), alone=False) is fits

@@ -27,8 +27,8 @@ COST = read_model_cost(MODEL)
 
 
 def short_traffic(name: str) -> Traffic:
-    """The named lengths at a quarter: a pool of 16,384 tokens, and rows of a fourth of their tokens."""
-    traffic = LENGTHS[name](0.25)
+    """The named lengths with an eighth of the rows, and a quarter of all tokens."""
+    traffic = LENGTHS[name](0.125)
     prompts, outputs = (np.maximum(1, lengths // 4) for lengths in (traffic.prompts, traffic.outputs))
     return Traffic(prompts, outputs, traffic.cap // 4, traffic.pool_tokens // 4)
 
@@ -36,7 +36,7 @@ def short_traffic(name: str) -> Traffic:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lognormal", "uniform", "bimodal", "equal"])
 def test_planned_admission_comes_close_to_knowing_all_lengths(name: str) -> None:
-    # A quarter of the rows makes the time in which nothing is known yet weigh four times as much.
+    # An eighth of the rows makes the time in which nothing is known yet weigh eight times as much.
     traffic = short_traffic(name)
     oracle, planned = (simulate(traffic, rule, COST) for rule in (ORACLE, "planned"))
     assert planned.recompute_share <= 0.03
@@ -74,7 +74,7 @@ def test_the_engine_is_told_the_lengths_only_as_an_oracle() -> None:
 
 
 def test_every_run_is_a_json_line(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--lengths", "equal", "--admission", "oracle", "planned", "--scale", "0.01"])
+    main(["--lengths", "equal", "--admission", "oracle", "planned", "--scale", "0.005"])
     captured = capsys.readouterr()
     lines = [json.loads(line) for line in captured.out.splitlines()]
     assert [(line["lengths"], line["admission"], line["rows"]) for line in lines] == [
