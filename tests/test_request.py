@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from engine.request import Sampling
+from engine.request import Request, Sampling
 
 
 @pytest.mark.parametrize("values", [{"max_tokens": 0}, {"stop": ("a", "")}])
@@ -27,3 +28,11 @@ def test_top_k_top_p_and_min_p_filter_the_vocabulary(values: dict[str, Any], fil
 def test_a_temperature_that_no_logits_can_be_divided_by_is_refused(temperature: float) -> None:
     with pytest.raises(ValueError, match="must be 0 or more, and finite"):
         Sampling(temperature=temperature)
+
+
+@pytest.mark.parametrize(("values", "message"), [({"stop_after": 0}, "stop_after 0"), ({"group": -1}, "group -1")])
+def test_a_request_that_stops_before_its_first_token_or_has_no_group_number_is_refused(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Request(0, np.array([1], np.int32), Sampling(), **values)

@@ -73,3 +73,27 @@ def test_more_stop_ids_than_before_widen_the_table_and_keep_the_others() -> None
     assert set(table.stop_ids[few].tolist()) == {1, 2, 0, -1}
     assert set(table.stop_ids[many].tolist()) == {*range(10, 20), 0}
     assert set(table.stop_ids[alone].tolist()) == {5, -1}
+
+
+def test_blocks_that_neighbours_share_are_nobodys_own() -> None:
+    table = SequenceTable(4, BLOCK_SIZE)
+    first = admit(table, [1] * (3 * BLOCK_SIZE), [0, 1, 2])
+    request = Request(1, np.ones(2 * BLOCK_SIZE, np.int32), Sampling())
+    second = table.admit(Sequence(request), np.array([0, 5], np.int32), BLOCK_SIZE, 30)
+    alone = admit(table, [9], [7])
+    assert [int(table.own_blocks()[slot]) for slot in (first, second, alone)] == [2, 1, 1]
+    table.remove(second)
+    assert [int(table.own_blocks()[slot]) for slot in (first, alone)] == [3, 1]
+
+
+def test_samples_that_have_not_parted_are_counted_with_their_leader() -> None:
+    table = SequenceTable(4, BLOCK_SIZE)
+    request = Request(0, np.ones(BLOCK_SIZE, np.int32), Sampling(), samples=3, group=8, stop_after=5)
+    leader = table.admit(Sequence(request, forks=2), np.array([3], np.int32), 0, 30)
+    assert table.parting[leader] == 2
+    sample = table.fork(leader)
+    assert table.parting[[leader, sample]].tolist() == [1, 0]
+    assert table.group[[leader, sample]].tolist() == [8, 8]
+    assert table.stop_total[[leader, sample]].tolist() == [BLOCK_SIZE + 5] * 2
+    table.remove(leader)
+    assert not table.parting.any()

@@ -27,8 +27,8 @@ COST = read_model_cost(MODEL)
 
 
 def short_traffic(name: str) -> Traffic:
-    """The named lengths with an eighth of the rows, and a quarter of all tokens."""
-    traffic = LENGTHS[name](0.125)
+    """The named lengths with a quarter of the rows, and of all tokens."""
+    traffic = LENGTHS[name](0.25)
     prompts, outputs = (np.maximum(1, lengths // 4) for lengths in (traffic.prompts, traffic.outputs))
     return Traffic(prompts, outputs, traffic.cap // 4, traffic.pool_tokens // 4)
 
@@ -36,7 +36,7 @@ def short_traffic(name: str) -> Traffic:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lognormal", "uniform", "bimodal", "equal"])
 def test_planned_admission_comes_close_to_knowing_all_lengths(name: str) -> None:
-    # An eighth of the rows makes the time in which nothing is known yet weigh eight times as much.
+    # A quarter of the rows makes the time in which nothing is known yet weigh four times as much.
     traffic = short_traffic(name)
     oracle, planned = (simulate(traffic, rule, COST) for rule in (ORACLE, "planned"))
     assert planned.recompute_share <= 0.03
