@@ -61,7 +61,7 @@ def test_sample_0_is_the_only_sample_of_a_job_without_n(tiny: TinyJob, thrice: O
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["engine.kv_memory=1MiB"],
+        ["engine.kv_memory=1MiB", "engine.admission=greedy"],
         ["engine.prefix_cache=false"],
         ["engine.max_seqs=3"],
         ["engine.max_batch_tokens=70"],
